@@ -1,32 +1,40 @@
-//! UDP sockets.
-//!
-//! | module | subject |
-//! | --- | --- |
-//! | `linux` | many datagrams for each system call |
-//! | `portable` | one datagram for each system call, on other systems |
+//! UDP sockets, with many datagrams for each system call where the kernel can: on Linux, consecutive datagrams of equal length to one
+//! address pass the network stack as one buffer (generic segmentation offload, GSO), and on one machine also arrive as one (generic receive
+//! offload, GRO). Elsewhere a system call takes one datagram.
 
-#[cfg(target_os = "linux")]
-mod linux;
-#[cfg(any(test, not(target_os = "linux")))]
-mod portable;
-
-use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::collections::HashSet;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, SockRef, Socket, Type};
 
+use super::Transmit;
 use base::fork::close_in_children;
-
-#[cfg(target_os = "linux")]
-pub use linux::{UdpReceiver, UdpSender};
-#[cfg(not(target_os = "linux"))]
-pub use portable::{UdpReceiver, UdpSender};
 
 /// Requested size of a socket's buffers in bytes. The kernel may grant less (`net.core.rmem_max`).
 pub const SOCKET_BUFFER: usize = 4 << 20;
 /// Traffic class of the datagrams (differentiated services code point, RFC 2474), by which a switch recognises them: expedited forwarding.
 pub const DSCP: u32 = 46;
+
+/// Most buffers sent at a time, and most received before answers are sent.
+const BATCHES: usize = 16;
+/// Longest received buffer in bytes, as UDP's length field limits it.
+const GRO_MAX_BYTES: usize = u16::MAX as usize;
+/// Longest sent buffer in bytes, which leaves space for headers.
+const GSO_MAX_BYTES: usize = 65_000;
+/// Most datagrams of a buffer, as the kernel limits them.
+const GSO_MAX_SEGMENTS: usize = if cfg!(target_os = "linux") { 64 } else { 1 };
+/// Most addresses remembered as without GSO. A full set is cleared, so that GSO is tried again.
+const MAX_WITHOUT_GSO: usize = 1024;
+/// Options of Linux's UDP, and types of its control messages (linux/udp.h).
+const SOL_UDP: libc::c_int = 17;
+const UDP_SEGMENT: libc::c_int = 103;
+const UDP_GRO: libc::c_int = 104;
 
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
@@ -46,84 +54,367 @@ pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     Ok(Arc::new(socket.into()))
 }
 
+/// A control message of UDP with an integer: Linux's `cmsghdr` (its length, level and type), then the value, for which there is room.
+#[repr(align(8))]
+struct Control([u8; Control::VALUE_AT + 8]);
+
+impl Control {
+    const LEVEL_AT: usize = size_of::<usize>();
+    const VALUE_AT: usize = Control::LEVEL_AT + 8;
+
+    /// Makes the kernel split a message into datagrams of `bytes` bytes.
+    fn gso(bytes: u16) -> Self {
+        let mut control = Control([0; _]);
+        let head = Control::VALUE_AT..Control::VALUE_AT + size_of::<u16>();
+        control.0[..Control::LEVEL_AT].copy_from_slice(&head.end.to_ne_bytes());
+        control.0[Control::LEVEL_AT..][..4].copy_from_slice(&SOL_UDP.to_ne_bytes());
+        control.0[Control::LEVEL_AT + 4..][..4].copy_from_slice(&UDP_SEGMENT.to_ne_bytes());
+        control.0[head].copy_from_slice(&bytes.to_ne_bytes());
+        control
+    }
+
+    /// Length of the datagrams in a buffer that GRO joined.
+    fn gro(&self) -> Option<usize> {
+        let integer = |at| Some(i32::from_ne_bytes(*self.0[at..].first_chunk()?));
+        let head = (integer(Control::LEVEL_AT)?, integer(Control::LEVEL_AT + 4)?);
+        (head == (SOL_UDP, UDP_GRO)).then(|| integer(Control::VALUE_AT)?.try_into().ok())?
+    }
+}
+
+/// Bytes for the kernel to write to.
+fn writable(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
+    // SAFETY: the kernel, to which alone they are passed, writes initialised bytes.
+    unsafe { &mut *(ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) }
+}
+
+/// Receive side of a socket.
+pub struct UdpReceiver {
+    socket: Arc<UdpSocket>,
+    buffer: Vec<u8>,
+    from: SocketAddr,
+    /// Bytes of the datagrams in the buffer.
+    bytes: usize,
+    /// Length of each datagram but the last.
+    segment_bytes: usize,
+    /// Buffers received since the last pause.
+    without_pause: usize,
+}
+
+impl UdpReceiver {
+    pub fn new(socket: Arc<UdpSocket>) -> Self {
+        // Without GRO datagrams arrive one by one.
+        if let Err(error) = enable_gro(&socket) {
+            tracing::debug!(%error, "no receive offload for datagrams");
+        }
+        let nobody = (Ipv6Addr::UNSPECIFIED, 0).into();
+        UdpReceiver {
+            socket,
+            buffer: vec![0; GRO_MAX_BYTES],
+            from: nobody,
+            bytes: 0,
+            segment_bytes: 1,
+            without_pause: 0,
+        }
+    }
+
+    /// Receives a buffer of datagrams from one sender: see [`UdpReceiver::iter`]. If there is none, flushes `out`, then waits for one up to
+    /// `time`, rounded up to whole milliseconds. A signal ends the wait without an error.
+    pub fn wait(&mut self, time: Duration, out: &mut UdpSender) -> io::Result<()> {
+        self.without_pause += 1;
+        if self.take()? {
+            // Answers leave in large batches, but not only once the last datagram of a flood is answered.
+            if self.without_pause.is_multiple_of(BATCHES) {
+                out.flush();
+            }
+            return Ok(());
+        }
+        self.without_pause = 0;
+        out.flush();
+        if !time.is_zero() && self.ready(time)? {
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    /// Datagrams of the last [`UdpReceiver::wait`], with their sender.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
+        let datagrams = self.buffer[..self.bytes].chunks(self.segment_bytes);
+        datagrams.map(|datagram| (self.from, datagram))
+    }
+
+    /// Whether the last [`UdpReceiver::wait`] did not have to wait, so more datagrams may be there.
+    pub fn is_busy(&self) -> bool {
+        self.without_pause > 0
+    }
+
+    fn ready(&self, time: Duration) -> io::Result<bool> {
+        let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = time.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(libc::c_int::MAX);
+        // SAFETY: one pollfd of an open socket, on this stack.
+        match unsafe { libc::poll(&mut poll, 1, milliseconds) } {
+            0.. => Ok(poll.revents != 0),
+            _ => none_if_nothing_came(io::Error::last_os_error()),
+        }
+    }
+
+    /// Fills the buffer; `false` if nothing is there.
+    fn take(&mut self) -> io::Result<bool> {
+        self.bytes = 0;
+        // The longest address; the kernel writes the family of the actual one.
+        let mut name = SockAddr::from(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)));
+        let mut control = Control([0; _]);
+        let mut buffers = [MaybeUninitSlice::new(writable(&mut self.buffer))];
+        let message = MsgHdrMut::new().with_addr(&mut name).with_buffers(&mut buffers);
+        let mut message = message.with_control(writable(&mut control.0));
+        let bytes = match SockRef::from(&*self.socket).recvmsg(&mut message, libc::MSG_DONTWAIT) {
+            Ok(bytes) => bytes,
+            Err(error) => return none_if_nothing_came(error),
+        };
+        // Always an IP address on this socket; a datagram without one is dropped.
+        if let Some(from) = name.as_socket() {
+            (self.from, self.bytes) = (from, bytes);
+            self.segment_bytes = control.gro().unwrap_or(bytes).max(1);
+        }
+        Ok(true)
+    }
+}
+
+fn enable_gro(socket: &UdpSocket) -> io::Result<()> {
+    if cfg!(not(target_os = "linux")) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let on: libc::c_int = 1;
+    let size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option's value is the integer on this stack, with its size.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), SOL_UDP, UDP_GRO, ptr::from_ref(&on).cast(), size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn none_if_nothing_came(error: io::Error) -> io::Result<bool> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Send side of a socket.
+pub struct UdpSender {
+    socket: Arc<UdpSocket>,
+    batches: Vec<GsoBatch>,
+    /// Buffers for reuse by later batches.
+    spare: Vec<Vec<u8>>,
+    /// Addresses to which GSO failed.
+    without_gso: HashSet<IpAddr>,
+    /// Datagrams that the system accepted.
+    pub sent: u64,
+    /// Datagrams that the system refused, which are lost.
+    pub refused: u64,
+}
+
+/// Datagrams to one address, all of one length except the last, which may be shorter.
+struct GsoBatch {
+    to: SocketAddr,
+    name: SockAddr,
+    bytes: Vec<u8>,
+    /// Length of each datagram but the last.
+    segment_bytes: usize,
+}
+
+impl GsoBatch {
+    fn count(&self) -> usize {
+        self.bytes.len().div_ceil(self.segment_bytes)
+    }
+
+    fn has_room_for(&self, length: usize) -> bool {
+        self.bytes.len().is_multiple_of(self.segment_bytes)
+            && length <= self.segment_bytes
+            && self.bytes.len() + length <= GSO_MAX_BYTES
+            && self.count() < GSO_MAX_SEGMENTS
+    }
+}
+
+impl UdpSender {
+    pub fn new(socket: Arc<UdpSocket>) -> Self {
+        UdpSender {
+            socket,
+            batches: Vec::with_capacity(BATCHES),
+            spare: Vec::new(),
+            without_gso: HashSet::new(),
+            sent: 0,
+            refused: 0,
+        }
+    }
+
+    pub fn socket(&self) -> &Arc<UdpSocket> {
+        &self.socket
+    }
+
+    pub fn flush(&mut self) {
+        let mut batches = std::mem::take(&mut self.batches);
+        for batch in &batches {
+            match self.send_batch(batch) {
+                Ok(_) => self.sent += batch.count() as u64,
+                Err(error) => {
+                    tracing::debug!(%error, datagrams = batch.count(), "a batch could not be sent");
+                    self.disable_gso_after(batch, &error);
+                    self.send_one_by_one(batch);
+                }
+            }
+        }
+        self.spare.extend(batches.drain(..).map(|batch| batch.bytes));
+        self.batches = batches;
+    }
+
+    /// A segmentation error disables GSO for that address only. Other errors, such as an unreachable address, do not concern GSO.
+    fn disable_gso_after(&mut self, batch: &GsoBatch, error: &io::Error) {
+        let of_gso = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
+        if batch.count() == 1 || error.raw_os_error().is_none_or(|code| !of_gso.contains(&code)) {
+            return;
+        }
+        if self.without_gso.len() == MAX_WITHOUT_GSO {
+            self.without_gso.clear();
+        }
+        self.without_gso.insert(batch.to.ip());
+    }
+
+    fn may_use_gso(&self, to: SocketAddr) -> bool {
+        self.without_gso.is_empty() || !self.without_gso.contains(&to.ip())
+    }
+
+    fn send_one_by_one(&mut self, batch: &GsoBatch) {
+        for datagram in batch.bytes.chunks(batch.segment_bytes) {
+            match self.socket.send_to(datagram, batch.to) {
+                Ok(_) => self.sent += 1,
+                Err(_) => self.refused += 1,
+            }
+        }
+    }
+
+    fn send_batch(&self, batch: &GsoBatch) -> io::Result<usize> {
+        let bytes = [IoSlice::new(&batch.bytes)];
+        let message = MsgHdr::new().with_addr(&batch.name).with_buffers(&bytes);
+        let socket = SockRef::from(&*self.socket);
+        match batch.count() {
+            1 => socket.sendmsg(&message, 0),
+            _ => socket.sendmsg(&message.with_control(&Control::gso(batch.segment_bytes as u16).0), 0),
+        }
+    }
+}
+
+impl Transmit for UdpSender {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        let length = head.len() + body.len();
+        // The newest batch to this address, so datagrams to one address keep their order.
+        let newest = self.batches.iter().rposition(|batch| batch.to == to);
+        let open = newest.filter(|&at| self.may_use_gso(to) && self.batches[at].has_room_for(length));
+        let at = open.unwrap_or_else(|| {
+            if self.batches.len() == BATCHES {
+                self.flush();
+            }
+            let spare = self.spare.pop();
+            let mut bytes = spare.unwrap_or_else(|| Vec::with_capacity(GSO_MAX_BYTES));
+            bytes.clear();
+            self.batches.push(GsoBatch { to, name: to.into(), bytes, segment_bytes: length });
+            self.batches.len() - 1
+        });
+        let bytes = &mut self.batches[at].bytes;
+        bytes.extend_from_slice(head);
+        bytes.extend_from_slice(body);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::time::Duration;
 
     use super::*;
-    use crate::Transmit;
     use crate::packet::{MAX_DATAGRAM, PacketHeader};
 
     const COUNT: usize = 250;
 
-    /// The tests of both implementations.
-    macro_rules! tests_of {
-        ($implementation:ident) => {
-            mod $implementation {
-                use super::super::$implementation::{UdpReceiver, UdpSender};
-                use super::*;
-
-                #[test]
-                #[cfg_attr(miri, ignore = "a socket of the kernel")]
-                fn datagrams_arrive_whole_in_order_and_with_their_source() {
-                    for loopback in ["127.0.0.1:0", "[::1]:0"] {
-                        let here = loopback.parse().unwrap();
-                        let Ok(receiver) = bind(here) else {
-                            // Not `eprintln!`, which the test harness captures. The configuration of nextest shows it.
-                            let mut stderr = std::io::stderr();
-                            writeln!(stderr, "skipped: the address {loopback} is not there").unwrap();
-                            continue;
-                        };
-                        let mut sending = UdpSender::new(bind(here).unwrap());
-                        let to = receiver.local_addr().unwrap();
-                        let from = sending.socket().local_addr().unwrap();
-                        let mut receiving = UdpReceiver::new(receiver);
-                        receiving.wait(Duration::ZERO).unwrap();
-                        assert_eq!(receiving.iter().count(), 0);
-                        // Batches and single datagrams: lengths that stay equal for a while, rise and fall.
-                        let length = |i: usize| match i {
-                            ..100 => 1 + i * MAX_DATAGRAM / 101,
-                            100..180 => MAX_DATAGRAM,
-                            _ => 300 - i,
-                        };
-                        for i in 0..COUNT {
-                            sending.send(to, &[i as u8], &vec![7; length(i) - 1]);
-                        }
-                        sending.flush();
-                        assert_eq!((sending.sent, sending.refused), (COUNT as u64, 0));
-                        let mut seen = 0;
-                        while seen < COUNT {
-                            receiving.wait(Duration::from_secs(10)).unwrap();
-                            assert!(receiving.iter().count() > 0);
-                            for (source, datagram) in receiving.iter() {
-                                assert_eq!(source, from);
-                                assert_eq!(datagram[0], seen as u8);
-                                assert_eq!(datagram.len(), length(seen));
-                                seen += 1;
-                            }
-                        }
-                    }
-                }
-
-                #[test]
-                #[cfg_attr(miri, ignore = "a socket of the kernel")]
-                fn a_datagram_that_is_too_long_is_not_cut_to_a_valid_one() {
-                    let receiver = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-                    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
-                    let to = receiver.local_addr().unwrap();
-                    sender.send_to(&[0x10; 4000], to).unwrap();
-                    let mut receiving = UdpReceiver::new(receiver);
-                    receiving.wait(Duration::from_secs(10)).unwrap();
-                    let (_, datagram) = receiving.iter().next().unwrap();
-                    assert!(datagram.len() > MAX_DATAGRAM);
-                    assert!(PacketHeader::decode(datagram).is_none());
+    #[test]
+    #[cfg_attr(miri, ignore = "a socket of the kernel")]
+    fn datagrams_arrive_whole_in_order_and_with_their_source() {
+        for loopback in ["127.0.0.1:0", "[::1]:0"] {
+            let here = loopback.parse().unwrap();
+            let Ok(receiver) = bind(here) else {
+                // Not `eprintln!`, which the test harness captures. The configuration of nextest shows it.
+                let mut stderr = std::io::stderr();
+                writeln!(stderr, "skipped: the address {loopback} is not there").unwrap();
+                continue;
+            };
+            let mut sending = UdpSender::new(bind(here).unwrap());
+            let to = receiver.local_addr().unwrap();
+            let from = sending.socket().local_addr().unwrap();
+            let mut receiving = UdpReceiver::new(receiver);
+            receiving.wait(Duration::ZERO, &mut sending).unwrap();
+            assert_eq!(receiving.iter().count(), 0);
+            // Batches and single datagrams: lengths that stay equal for a while, rise and fall.
+            let length = |i: usize| match i {
+                ..100 => 1 + i * MAX_DATAGRAM / 101,
+                100..180 => MAX_DATAGRAM,
+                _ => 300 - i,
+            };
+            for i in 0..COUNT {
+                sending.send(to, &[i as u8], &vec![7; length(i) - 1]);
+            }
+            sending.flush();
+            assert_eq!((sending.sent, sending.refused), (COUNT as u64, 0));
+            let mut seen = 0;
+            while seen < COUNT {
+                receiving.wait(Duration::from_secs(10), &mut sending).unwrap();
+                assert!(receiving.iter().count() > 0);
+                for (source, datagram) in receiving.iter() {
+                    assert_eq!(source, from);
+                    assert_eq!(datagram[0], seen as u8);
+                    assert_eq!(datagram.len(), length(seen));
+                    seen += 1;
                 }
             }
-        };
+        }
     }
 
-    #[cfg(target_os = "linux")]
-    tests_of!(linux);
-    tests_of!(portable);
+    #[test]
+    #[cfg_attr(miri, ignore = "a socket of the kernel")]
+    fn a_datagram_that_is_too_long_is_not_cut_to_a_valid_one() {
+        let receiver = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = receiver.local_addr().unwrap();
+        sender.send_to(&[0x10; 4000], to).unwrap();
+        let mut out = UdpSender::new(receiver.clone());
+        let mut receiving = UdpReceiver::new(receiver);
+        receiving.wait(Duration::from_secs(10), &mut out).unwrap();
+        let (_, datagram) = receiving.iter().next().unwrap();
+        assert!(datagram.len() > MAX_DATAGRAM);
+        assert!(PacketHeader::decode(datagram).is_none());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a socket of the kernel")]
+    fn an_error_disables_gso_for_one_address_at_most() {
+        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut sender = UdpSender::new(socket);
+        // EACCES: the socket does not have SO_BROADCAST.
+        let nobody: SocketAddr = "255.255.255.255:9".parse().unwrap();
+        (0..3).for_each(|_| sender.send(nobody, &[1], &[2]));
+        sender.flush();
+        assert_eq!((sender.sent, sender.refused), (0, 3));
+        assert!(sender.without_gso.is_empty());
+        // A segmentation error disables GSO for that address only.
+        sender.send(nobody, &[1], &[2]);
+        sender.send(nobody, &[1], &[2]);
+        let batch = sender.batches.pop().unwrap();
+        sender.disable_gso_after(&batch, &io::Error::from_raw_os_error(libc::EIO));
+        assert!(!sender.may_use_gso(nobody));
+        let other = "127.0.0.1:9".parse().unwrap();
+        assert!(sender.may_use_gso(other));
+        sender.send(nobody, &[1], &[2]);
+        sender.send(nobody, &[1], &[2]);
+        sender.send(other, &[1], &[2]);
+        sender.send(other, &[1], &[2]);
+        let lengths: Vec<usize> = sender.batches.iter().map(GsoBatch::count).collect();
+        assert_eq!(lengths, [1, 1, 2]);
+    }
 }

@@ -78,7 +78,7 @@ fn serve(shared: &AggregatorThread, stop: &StopFlag) {
     let mut deadline = Instant::now();
     while !stop.is_set() {
         let time = deadline.saturating_duration_since(Instant::now());
-        if let Err(error) = receiver.wait(time.min(MAX_SLEEP)) {
+        if let Err(error) = receiver.wait(time.min(MAX_SLEEP), &mut out) {
             tracing::warn!(%error, "cannot receive gradients");
             thread::sleep(MAX_SLEEP);
             continue;
@@ -88,18 +88,16 @@ fn serve(shared: &AggregatorThread, stop: &StopFlag) {
         for (from, datagram) in receiver.iter() {
             aggregator.receive(now, from, datagram, &mut out);
         }
-        if is_due(deadline, now, receiver.is_full()) {
+        if is_due(deadline, now, receiver.is_busy()) {
             deadline = aggregator.expire(now, &mut out);
         }
-        drop(aggregator);
-        out.flush();
     }
 }
 
-/// Whether to fail overdue segments. A full receive buffer may hide the missing contributions, so they get [`MAX_SLEEP`] more, and no longer:
-/// a flood of datagrams must not keep a job from failing.
-fn is_due(deadline: Instant, now: Instant, is_full: bool) -> bool {
-    let grace = if is_full { MAX_SLEEP } else { Duration::ZERO };
+/// Whether to fail overdue segments. While datagrams wait, the missing contributions may be among them, so they get [`MAX_SLEEP`] more, and
+/// no longer: a flood of datagrams must not keep a job from failing.
+fn is_due(deadline: Instant, now: Instant, is_busy: bool) -> bool {
+    let grace = if is_busy { MAX_SLEEP } else { Duration::ZERO };
     now >= deadline + grace
 }
 
@@ -137,7 +135,7 @@ impl Transmit for UdpTransport {
 impl WorkerTransport for UdpTransport {
     fn wait(&mut self, time: Duration) -> io::Result<()> {
         self.sender.flush();
-        self.receiver.wait(time)
+        self.receiver.wait(time, &mut self.sender)
     }
 
     fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {

@@ -129,11 +129,11 @@ impl Job {
         };
         let round = id.round;
         match (ack.status, ack.about) {
+            (Status::Done, PacketKind::Join) if parent.up.is_valid => {}
             (Status::Done, PacketKind::Join) => {
-                if !std::mem::replace(&mut parent.up.is_valid, true) {
-                    parent.retry(now, out);
-                    self.send_all_to_parent(out);
-                }
+                parent.up.is_valid = true;
+                parent.retry(now, out);
+                self.send_all_to_parent(out);
             }
             (Status::Waiting, _) => parent.waiting_on = Some((round, ack.text)),
             // Refused: the failure was from before a reset.
