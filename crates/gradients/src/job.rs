@@ -180,7 +180,7 @@ impl Job {
         let each = known.iter().map(|(rack, workers)| format!("rack {rack} has {workers}"));
         Err(Error::Config(format!(
             "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \
-             --racks, and each worker the number of those at its server and in all",
+             --racks, a server with racks and a parent its --rack-workers, and each worker the number of those at its server and in all",
             self.name,
             each.collect::<Vec<_>>().join(", "),
             self.members.len(),

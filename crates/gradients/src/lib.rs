@@ -16,7 +16,6 @@
 //! | `segments` | segments in flight, and complete sums |
 //! | `sessions` | session table |
 //! | `parent` | the parent aggregator of a job |
-//! | `gathering` | racks that have to ask before a job joins the parent |
 //! | `counters` | counters |
 //! | | **worker** |
 //! | `worker` | a worker's session, which its sums share, and its controls |
@@ -65,7 +64,6 @@ pub mod dpdk;
 mod error;
 pub mod ethernet;
 mod flights;
-mod gathering;
 mod job;
 pub mod packet;
 mod parent;
@@ -94,7 +92,6 @@ pub use asynchronous_worker::AsynchronousWorker;
 pub use counters::{AggregatorCounters, Contributions, FrameCounters};
 pub use datagrams::SOCKET_BUFFER;
 pub use error::{Error, Result};
-pub use gathering::PendingRacks;
 pub use job::JobStatus;
 pub use parent::ParentAggregator;
 pub use round::{Round, Sum};

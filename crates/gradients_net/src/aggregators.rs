@@ -20,8 +20,8 @@ use base::sync::lock;
 use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
 use gradients::{
-    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, PendingRacks,
-    dpdk_aggregators, udp_aggregators,
+    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, dpdk_aggregators,
+    udp_aggregators,
 };
 use replay_client::ConnectOptions;
 use replay_client::dialer::Dialer;
@@ -38,6 +38,8 @@ pub struct ParentServer {
     pub rack: u16,
     /// Number of servers below the parent.
     pub racks: u16,
+    /// Workers below this server if they join its racks; 0 if workers join here.
+    rack_workers: u32,
 }
 
 /// All aggregators of a server. Dropping stops them.
@@ -52,11 +54,10 @@ struct Inner {
     changed: Event,
 }
 
-/// Sessions at the parent, and racks waiting for other racks, by job name.
+/// Sessions at the parent, by job name.
 #[derive(Default)]
 struct PendingJoins {
     sessions: HashMap<String, ParentSession>,
-    racks: HashMap<String, PendingRacks>,
     /// Places of the connections that wait for a job.
     places: HashMap<String, Weak<()>>,
 }
@@ -78,11 +79,7 @@ impl PendingJoins {
     /// Number of jobs, other than `job`, that are not created yet.
     fn count_without(&self, job: &str) -> usize {
         let sessions = self.sessions.iter();
-        let sessions = sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse(_)));
-        let racks = self.racks.keys();
-        let racks = racks.filter(|name| !self.sessions.contains_key(*name));
-        let names = sessions.map(|(name, _)| name).chain(racks);
-        names.filter(|name| *name != job).count()
+        sessions.filter(|(name, session)| *name != job && !matches!(session.state, SessionState::InUse(_))).count()
     }
 }
 
@@ -127,7 +124,21 @@ impl ParentServer {
             tls_ca: own.parent_tls_ca.clone(),
             ..ConnectOptions::default()
         };
-        Ok(Some(ParentServer { dialer: Dialer::new(parent.clone(), options)?, rack: own.rack, racks: own.racks }))
+        let dialer = Dialer::new(parent.clone(), options)?;
+        Ok(Some(ParentServer { dialer, rack: own.rack, racks: own.racks, rack_workers: own.rack_workers }))
+    }
+
+    /// Workers of a job below this server, which `request` is the first to join here, as a rack if `is_rack`.
+    fn workers_here(&self, request: &JoinJob, is_rack: bool) -> Result<u32> {
+        match (is_rack, self.rack_workers) {
+            (false, _) => Ok(request.workers.into()),
+            (true, 0) => Err(Error::config(format!(
+                "rack {} joins the gradient job {:?} at a server that has a parent and does not know how many workers are below it: start it \
+                 with --rack-workers",
+                request.worker, request.job
+            ))),
+            (true, workers) => Ok(workers),
+        }
     }
 }
 
@@ -160,8 +171,8 @@ impl Aggregators {
         self.0.aggregators[0].address()
     }
 
-    /// Adds a worker to a job, or a rack with `below` workers. Blocked while the parent has not answered or other racks are
-    /// missing: join again after [`Aggregators::changed`]. The connection has `place` until it has joined.
+    /// Adds a worker to a job, or a rack with `below` workers. Blocked while the parent has not answered: join again
+    /// after [`Aggregators::changed`]. The connection has `place` until it has joined.
     ///
     /// # Errors
     /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Sum`] if the parent refuses.
@@ -181,13 +192,7 @@ impl Aggregators {
         if let Some(server) = &self.0.parent
             && !aggregator.aggregator().has(&request.job)
         {
-            let here = match below {
-                None => request.workers.into(),
-                Some(below) => match self.0.count_racks(&mut joins, &request, below)? {
-                    Attempt::Ready(here) => here,
-                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-                },
-            };
+            let here = server.workers_here(&request, below.is_some())?;
             if here != request.world {
                 let settings = JobSettings::of(&request, below.is_some());
                 let sessions = &mut joins.sessions;
@@ -199,7 +204,6 @@ impl Aggregators {
         }
         let at_parent = parent.as_ref().map(ParentAggregator::session);
         let ticket = aggregator.join(&request, below, parent)?;
-        joins.racks.remove(&request.job);
         if let Some(number) = at_parent
             && let Some(session) = joins.sessions.get_mut(&request.job)
         {
@@ -224,7 +228,7 @@ impl Aggregators {
         self.0.prune(&mut lock(&self.0.joins));
     }
 
-    /// Listens for an answer of the parent, or the last missing rack.
+    /// Listens for an answer of the parent.
     pub fn changed(&self) -> EventListener {
         self.0.changed.listen()
     }
@@ -285,11 +289,10 @@ impl Inner {
             .ok_or_else(|| NetError::Internal("a server sums gradients without a thread".into()).into())
     }
 
-    /// Drops sessions and racks whose job has ended, was not created in time, or is not waited for any more.
+    /// Drops sessions whose job has ended, was not created in time, or is not waited for any more.
     fn prune(&self, joins: &mut PendingJoins) {
-        let PendingJoins { sessions, racks, places } = joins;
+        let PendingJoins { sessions, places } = joins;
         places.retain(|_, place| place.strong_count() > 0);
-        racks.retain(|job, racks| places.contains_key(job) && !racks.is_expired(Instant::now()));
         sessions.retain(|job, session| match session.state {
             SessionState::Joining => places.contains_key(job),
             SessionState::Joined(_) | SessionState::Failed(_) => {
@@ -297,44 +300,6 @@ impl Inner {
             }
             SessionState::InUse(_) => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
-    }
-
-    /// Number of workers of all racks of a job; blocked while racks are missing.
-    fn count_racks(&self, joins: &mut PendingJoins, request: &JoinJob, below: u32) -> Result<Attempt<u32>> {
-        let settings = JobSettings::of(request, true);
-        let name = &request.job;
-        joins.racks.retain(|of, racks| of != name || !racks.is_superseded_by(&settings));
-        let new = || PendingRacks::new(settings, Instant::now());
-        let racks = joins.racks.entry(name.clone()).or_insert_with(new);
-        let added = racks.add(request, &settings, below);
-        let total = racks.total();
-        let is_new = added.inspect_err(|_| {
-            // The waiting racks have to join again.
-            joins.racks.remove(name);
-            self.changed.notify(usize::MAX);
-        })?;
-        Ok(match total {
-            Ok(total) if total > request.world => {
-                return Err(Error::config(format!(
-                    "the gradient job {:?} has {} workers in all, but the racks of this server {total}: give each worker the number of \
-                     those at its server and in all",
-                    request.job, request.world
-                )));
-            }
-            Ok(total) => {
-                if is_new {
-                    // Wakes the other racks, which join again.
-                    self.changed.notify(usize::MAX);
-                }
-                Attempt::Ready(total)
-            }
-            Err(absent) => {
-                let absent: Vec<String> = absent.iter().map(u16::to_string).collect();
-                let (absent, of) = (absent.join(", "), request.workers);
-                let reason = format!("of {of} racks these have not come: {absent}");
-                Attempt::Blocked(reason.into())
-            }
-        })
     }
 
     /// Joins the parent for a new job. Blocked until the parent answers.

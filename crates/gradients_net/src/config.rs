@@ -25,7 +25,7 @@ const MAX_WINDOW: u64 = 1 << 18;
 const OF_DEVICES: &[&str] =
     &["gradients_eal", "gradients_prefix", "gradients_gateway", "gradients_cores", "gradients_idle_sleep_us"];
 /// Settings without effect unless `parent` is set.
-const OF_PARENT: &[&str] = &["parent_tls_ca", "rack", "racks"];
+const OF_PARENT: &[&str] = &["parent_tls_ca", "rack", "racks", "rack_workers"];
 
 /// The settings. Each field is a flag of `innet-replay serve` and a key of its file; its documentation is the flag's help text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
@@ -85,6 +85,9 @@ pub struct GradientsConfig {
     /// Number of servers below the parent, 2 to 64 with one.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub racks: u16,
+    /// Number of workers below this server, on all levels, if it has a parent and its workers join other servers, its racks.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub rack_workers: u32,
 }
 
 impl Default for GradientsConfig {
@@ -312,6 +315,7 @@ mod tests {
             ("gradients_threads = 2", "gradients_threads is set, but gradients"),
             (&format!("{here}gradients_prefix = 16"), "gradients_prefix is for DPDK"),
             (&format!("{here}racks = 2"), "racks is set without a parent"),
+            (&format!("{here}rack_workers = 2"), "rack_workers is set without a parent"),
             ("gradients = \"0.0.0.0:1\"", "neither encrypted nor"),
             (&format!("{here}gradients_cores = [1]"), "gradients_devices"),
             ("gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]", "IPv4 address"),

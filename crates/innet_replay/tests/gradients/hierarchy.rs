@@ -21,7 +21,18 @@ const PER_RACK: u16 = 2;
 const ALL: u16 = RACKS * PER_RACK;
 
 fn below(parent: &Serving, rack: u16) -> Serving {
-    Serving::start(&["--parent", &parent.address.to_string(), &format!("--rack={rack}"), &format!("--racks={RACKS}")])
+    above_racks(parent, rack, 0)
+}
+
+/// A server below another one, with racks that have `workers` workers.
+fn above_racks(parent: &Serving, rack: u16, workers: u32) -> Serving {
+    Serving::start(&[
+        "--parent",
+        &parent.address.to_string(),
+        &format!("--rack={rack}"),
+        &format!("--racks={RACKS}"),
+        &format!("--rack-workers={workers}"),
+    ])
 }
 
 fn in_rack(rack: u16, worker: u16) -> JoinJob {
@@ -91,9 +102,8 @@ fn racks_with_different_settings_are_refused_when_a_worker_joins() {
 #[test]
 fn three_levels_sum_as_one() {
     let top = Serving::start(&[]);
-    let [middle, single] = [below(&top, 0), below(&top, 1)];
+    let [middle, single] = [above_racks(&top, 0, 2), below(&top, 1)];
     let leaves = [below(&middle, 0), below(&middle, 1)];
-    // Below the middle server a worker of one rack is admitted when the other rack has asked, too.
     let join = |world| {
         let joining = |serving: &Serving| serving.join(&JoinJob { world, ..request(0, 1) });
         thread::scope(|scope| {
@@ -130,6 +140,23 @@ fn three_levels_sum_as_one() {
     });
     sum_rounds(&mut workers, 2, 1000);
     assert!(top.stats()["jobs"].as_object().unwrap().is_empty());
+}
+
+#[test]
+fn a_server_between_racks_and_a_parent_has_to_know_its_workers() {
+    let top = Serving::start(&[]);
+    let join = |workers| {
+        let middle = above_racks(&top, 0, workers);
+        let leaves = [below(&middle, 0), below(&middle, 1)];
+        let request = JoinJob { world: 4, ..request(0, 1) };
+        let _first = leaves[0].join(&request)?;
+        leaves[1].join(&request)
+    };
+    let said = join(0).err().unwrap().to_string();
+    assert!(said.contains("start it with --rack-workers"), "{said}");
+    let said = join(3).err().unwrap().to_string();
+    assert!(said.contains("3 workers here") && said.contains("rack 0 has 1, rack 1 has 1"), "{said}");
+    join(2).unwrap();
 }
 
 #[test]
