@@ -22,6 +22,8 @@ const MAX_SLEEP: Duration = Duration::from_millis(20);
 /// A worker of an asynchronous job. Dropped, its thread ends.
 pub struct AsynchronousWorker {
     shared: Arc<SessionThread>,
+    /// Values of a gradient.
+    values: usize,
     _threads: Threads,
 }
 
@@ -32,8 +34,6 @@ struct SessionThread {
     changed: Condvar,
     socket: Arc<UdpSocket>,
 }
-
-impl SessionThread {}
 
 impl AsynchronousWorker {
     /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
@@ -69,13 +69,28 @@ impl AsynchronousWorker {
         threads
             .start("innet-updates", move |stop| run(&session, transport, &stop))
             .map_err(OsError::of("cannot start a thread for gradients"))?;
-        Ok(AsynchronousWorker { shared, _threads: threads })
+        Ok(AsynchronousWorker { shared, values: settings.values as usize, _threads: threads })
+    }
+
+    fn check_length(&self, length: usize) -> Result<()> {
+        if length == self.values {
+            return Ok(());
+        }
+        Err(Error::Config(format!("{length} values, but the job's gradients have {}", self.values)))
     }
 
     /// See [`AsynchronousSession::offer`].
-    pub fn offer(&self, gradient: &[f32], index: u64) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a gradient of another length, or an index beyond the last update taken.
+    pub fn offer(&self, gradient: &[f32], index: u64) -> Result<bool> {
+        self.check_length(gradient.len())?;
         let mut out = UdpSender::new(self.shared.socket.clone());
         let mut session = lock(&self.shared.session);
+        let newest = session.index();
+        if index > newest {
+            return Err(Error::Config(format!("index {index} is no update taken so far: the last one is {newest}")));
+        }
         let taken = session.offer(gradient, index);
         if taken {
             // Sends the segments that may leave now, without waiting for the thread, which also reports failures.
@@ -83,14 +98,15 @@ impl AsynchronousWorker {
         }
         drop(session);
         out.flush();
-        taken
+        Ok(taken)
     }
 
     /// See [`AsynchronousSession::take`].
     ///
     /// # Errors
-    /// The job's failure, once the means that arrived before it are taken.
+    /// The job's failure, once the means that arrived before it are taken; [`Error::Config`] for a slice of another length.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
+        self.check_length(into.len())?;
         let mut session = lock(&self.shared.session);
         match session.take(into) {
             None => session.failure().map_or(Ok(None), |f| Err(f.clone())),

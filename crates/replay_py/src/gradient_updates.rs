@@ -52,7 +52,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.index")]
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<u64> {
-        self.updates.call(py, None, |updates, _| Ok(updates.index()))
+        self.updates.call(py, None, |updates, _| Ok(updates.worker.index()))
     }
 
     #[doc = stub_doc!("GradientUpdates.offer")]
@@ -65,7 +65,8 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        let offered = self.updates.call(py, None, |updates, _| apart(updates.offer(gradient, index)));
+        let offered =
+            self.updates.call(py, None, |updates, _| apart(updates.worker.offer(gradient, index).map_err(Into::into)));
         summed(py, offered?)
     }
 
@@ -74,7 +75,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        let taken = self.updates.call(py, None, |updates, _| apart(updates.take(mean)));
+        let taken = self.updates.call(py, None, |updates, _| apart(updates.worker.take(mean).map_err(Into::into)));
         summed(py, taken?)
     }
 
@@ -90,7 +91,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.restart")]
     fn restart(&self, py: Python<'_>, #[pyo3(from_py_with = integer::index)] index: u64) -> PyResult<()> {
         self.updates.call(py, None, |updates, _| {
-            updates.restart(index);
+            updates.worker.restart(index);
             Ok(())
         })
     }
@@ -98,7 +99,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.contributions")]
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let _call = Call::begin(py);
-        let counted = self.updates.call(py, None, |updates, _| Ok(updates.contributions()))?;
+        let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.contributions()))?;
         let counts = PyDict::new(py);
         for (name, count) in [
             ("offered", counted.offered),

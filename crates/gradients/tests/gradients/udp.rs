@@ -194,7 +194,7 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
             let index = updates.index();
             let gradient = vec![(1 + number) as f32 + index as f32; LENGTH];
             take_all(updates, &mut mean);
-            while updates.index() < UPDATES && !updates.offer(&gradient, index) {
+            while updates.index() < UPDATES && !updates.offer(&gradient, index).unwrap() {
                 // The next `take` returns a failure.
                 let _ = updates.wait(true, LONG, &Wait::forever());
                 take_all(updates, &mut mean);
