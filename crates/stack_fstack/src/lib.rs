@@ -1,4 +1,4 @@
-//! F-Stack's TCP over DPDK, a network stack for `replay_net`. Without the feature `fstack` only its name and settings are known,
+//! F-Stack's TCP over DPDK, a network stack of servers and clients. Without the feature `fstack` only its name and settings are known,
 //! `innet-replay doctor` checks for its components, and any use gives one clear error.
 //!
 //! | module | subject |
