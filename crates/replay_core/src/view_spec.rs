@@ -3,8 +3,7 @@
 
 use std::fmt;
 
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::observation::{self, Part, Stack};
@@ -97,34 +96,7 @@ pub struct Sequences {
     /// Padding of a stack at the start of an episode.
     pub padding: Padding,
     /// Columns returned for the first step alone: the stored recurrent state. Each appears once.
-    #[serde(deserialize_with = "deserialize_state")]
     pub state: Vec<String>,
-}
-
-/// Refuses more names than a table may have columns: a client's text may list far more.
-fn deserialize_state<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
-    struct State;
-
-    impl<'de> Visitor<'de> for State {
-        type Value = Vec<String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "at most {} names of columns", TableConfig::MAX_COLUMNS)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> std::result::Result<Vec<String>, A::Error> {
-            let mut names = Vec::new();
-            while let Some(name) = sequence.next_element()? {
-                if names.len() == TableConfig::MAX_COLUMNS {
-                    return Err(A::Error::invalid_length(names.len() + 1, &self));
-                }
-                names.push(name);
-            }
-            Ok(names)
-        }
-    }
-
-    deserializer.deserialize_seq(State)
 }
 
 /// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
@@ -254,6 +226,10 @@ impl ViewSpec {
                 within("length", view.length, 1, LARGEST_LENGTH)?;
                 within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
                 within("period", view.period, 1, u16::MAX)?;
+                let (names, most) = (view.state.len(), TableConfig::MAX_COLUMNS);
+                if names > most {
+                    return Err(Error::Config(format!("a view's state has at most {most} columns, got {names}")));
+                }
                 check_gamma(view.gamma)
             }
             ViewSpec::Window(view) => {
