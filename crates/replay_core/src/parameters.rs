@@ -14,7 +14,7 @@ use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::content::ParametersRecord;
-use crate::sync::{Mutex, RwLock, RwLockReadGuard, lock};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use base::error::TooLarge;
 use base::error::check_size;
 use base::histogram::Histogram;
@@ -22,12 +22,11 @@ use base::histogram::Histogram;
 /// The newest version of each name.
 pub struct ParameterStore {
     budget: Arc<Budget>,
-    newest: RwLock<BTreeMap<String, Stored>>,
-    /// The last versions of dropped names, at most [`Self::MAX_NAMES`]. Locked before `newest`.
-    dropped: Mutex<BTreeMap<String, u64>>,
+    /// At most [`Self::MAX_NAMES`] that are kept, and as many that were dropped.
+    names: RwLock<BTreeMap<String, Stored>>,
 }
 
-/// The newest version of one name.
+/// The newest version of one name. A dropped name has its last version without a file.
 struct Stored {
     parameters: Parameters,
     /// Numbers and versions of the last puts, the newest last: at most [`ParameterStore::REMEMBERED_PUTS`].
@@ -39,6 +38,10 @@ struct Stored {
 impl Stored {
     fn new(parameters: Parameters, puts: VecDeque<(u64, u64)>) -> Self {
         Stored { parameters, puts, lag: Histogram::new(0, 10) }
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.parameters.bytes.is_empty()
     }
 
     /// The version of the put with the number `id`, if it is one of the last puts.
@@ -76,7 +79,7 @@ impl ParameterStore {
 
     /// An empty store that reserves its bytes from `budget`.
     pub fn new(budget: Arc<Budget>) -> Self {
-        ParameterStore { budget, newest: RwLock::new(BTreeMap::new()), dropped: Mutex::default() }
+        ParameterStore { budget, names: RwLock::new(BTreeMap::new()) }
     }
 
     /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first. A put with the
@@ -104,45 +107,33 @@ impl ParameterStore {
             return Ok(version);
         }
         let file = self.count(name, bytes)?;
-        let mut dropped = lock(&self.dropped);
-        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
-        let stored = newest.get(name);
+        let mut names = self.write();
+        let stored = names.get(name);
         // Checked again: the first attempt may have been stored meanwhile.
         if let Some(version) = stored.and_then(|stored| stored.put(id)) {
             return Ok(version);
         }
-        let known = stored.is_some();
-        let last = stored.map(|stored| stored.parameters.version);
-        let last = last.or_else(|| dropped.get(name).copied()).unwrap_or(0);
+        let last = stored.map_or(0, |stored| stored.parameters.version);
         let next = last.saturating_add(1);
         if id == 0 && (1..next).contains(&version) {
-            return Ok(next - 1);
+            return Ok(last);
         }
         let version = match base::planted!(FirstVersion) {
             true => 1,
             false => next.max(version),
         };
-        if !known && newest.len() >= Self::MAX_NAMES {
+        let is_new = stored.is_none_or(Stored::is_dropped);
+        if is_new && kept(&names).count() >= Self::MAX_NAMES {
             return Err(Self::refusal(name, format!("there are {} names already", Self::MAX_NAMES)));
         }
-        let parameters = Parameters { version, bytes: file };
-        let replaced = match newest.get_mut(name) {
-            Some(stored) => {
-                if stored.puts.len() == Self::REMEMBERED_PUTS {
-                    stored.puts.pop_front();
-                }
-                stored.puts.push_back((id, version));
-                Some(std::mem::replace(&mut stored.parameters, parameters))
-            }
-            None => {
-                let puts = [(id, version)].into();
-                newest.insert(name.to_owned(), Stored::new(parameters, puts));
-                dropped.remove(name);
-                None
-            }
-        };
-        drop(newest);
-        drop(dropped);
+        let stored =
+            names.entry(name.to_owned()).or_insert_with(|| Stored::new(Parameters::default(), VecDeque::new()));
+        if stored.puts.len() == Self::REMEMBERED_PUTS {
+            stored.puts.pop_front();
+        }
+        stored.puts.push_back((id, version));
+        let replaced = std::mem::replace(&mut stored.parameters, Parameters { version, bytes: file });
+        drop(names);
         // Frees the old file, unless it has readers, without the lock.
         drop(replaced);
         Ok(version)
@@ -151,15 +142,17 @@ impl ParameterStore {
     /// Removes the parameters of this name, if there are any. Their file is freed once its last reader drops it. The next put continues
     /// the version numbers, so that readers notice it.
     pub fn remove(&self, name: &str) {
-        let mut dropped = lock(&self.dropped);
-        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(stored) = newest.remove(name) else {
+        let mut names = self.write();
+        let earlier = names.iter().filter(|(_, stored)| stored.is_dropped());
+        let first = (earlier.clone().count() >= Self::MAX_NAMES).then(|| earlier.map(|(name, _)| name.clone()).next());
+        let Some(stored) = names.get_mut(name).filter(|stored| !stored.is_dropped()) else {
             return;
         };
-        if dropped.len() >= Self::MAX_NAMES {
-            dropped.pop_first();
+        let version = stored.parameters.version;
+        *stored = Stored::new(Parameters { version, bytes: Bytes::new() }, VecDeque::new());
+        if let Some(first) = first.flatten() {
+            names.remove(&first);
         }
-        dropped.insert(name.to_owned(), stored.parameters.version);
     }
 
     fn refusal(name: &str, reason: String) -> Error {
@@ -201,21 +194,13 @@ impl ParameterStore {
 
     /// The newest version of each name with its last puts, for a snapshot. Those of dropped names have no file.
     pub(crate) fn records(&self) -> Vec<ParametersRecord> {
-        let dropped = lock(&self.dropped);
-        let newest = self.read();
-        let last = |(name, &version): (&String, &u64)| ParametersRecord {
-            version,
-            name: name.clone(),
-            puts: Vec::new(),
-            file: Bytes::new(),
-        };
         let record = |(name, stored): (&String, &Stored)| ParametersRecord {
             version: stored.parameters.version,
             name: name.clone(),
             puts: stored.puts.iter().copied().collect(),
             file: stored.parameters.bytes.clone(),
         };
-        newest.iter().map(record).chain(dropped.iter().map(last)).collect()
+        self.read().iter().map(record).collect()
     }
 
     /// Checks and counts the parameters of a snapshot.
@@ -234,26 +219,19 @@ impl ParameterStore {
 
     /// Stores staged parameters, at most [`Self::MAX_NAMES`], and the versions of as many dropped names; existing names keep theirs.
     pub(crate) fn restore(&self, staged: Vec<ParametersRecord>) {
-        let mut dropped = lock(&self.dropped);
-        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.write();
         for record in staged {
-            if record.is_dropped() {
-                if !newest.contains_key(&record.name) {
-                    dropped.insert(record.name, record.version);
-                }
-                continue;
-            }
             let skipped = record.puts.len().saturating_sub(Self::REMEMBERED_PUTS);
             let parameters = Parameters { version: record.version, bytes: record.file };
             let puts = record.puts.into_iter().skip(skipped).collect();
-            newest.entry(record.name).or_insert_with(|| Stored::new(parameters, puts));
+            names.entry(record.name).or_insert_with(|| Stored::new(parameters, puts));
         }
     }
 
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
-        let newest = self.read();
-        let Stored { parameters, lag, .. } = newest.get(name)?;
+        let names = self.read();
+        let Stored { parameters, lag, .. } = names.get(name).filter(|stored| !stored.is_dropped())?;
         // A reader without a version is not behind.
         if newer_than > 0 {
             lag.record(parameters.version.saturating_sub(newer_than));
@@ -263,29 +241,29 @@ impl ParameterStore {
 
     /// The newest version of `name`; 0 when there is none.
     pub fn version(&self, name: &str) -> u64 {
-        let newest = self.read();
-        newest.get(name).map_or(0, |stored| stored.parameters.version)
+        let names = self.read();
+        names.get(name).filter(|stored| !stored.is_dropped()).map_or(0, |stored| stored.parameters.version)
     }
 
     /// The name with the highest version, and this version.
     pub fn highest_version(&self) -> Option<(String, u64)> {
-        let newest = self.read();
-        let versions = newest.iter().map(|(name, s)| (name, s.parameters.version));
+        let names = self.read();
+        let versions = kept(&names).map(|(name, s)| (name, s.parameters.version));
         let highest = versions.max_by_key(|(_, version)| *version);
         highest.map(|(name, version)| (name.clone(), version))
     }
 
     /// The bytes that [`Self::get`] would return: a shared slice, not a copy.
     pub fn newest(&self, name: &str, newer_than: u64) -> Option<Bytes> {
-        let newest = self.read();
-        let parameters = &newest.get(name)?.parameters;
-        (parameters.version > newer_than).then(|| parameters.bytes.clone())
+        let names = self.read();
+        let stored = names.get(name).filter(|stored| !stored.is_dropped())?;
+        (stored.parameters.version > newer_than).then(|| stored.parameters.bytes.clone())
     }
 
     /// Names, versions and sizes, in the order of the names.
     pub fn list(&self) -> Vec<ListedParameters> {
-        let newest = self.read();
-        let listed = newest.iter().map(|(name, stored)| ListedParameters {
+        let names = self.read();
+        let listed = kept(&names).map(|(name, stored)| ListedParameters {
             name: name.clone(),
             version: stored.parameters.version,
             bytes: stored.parameters.bytes.len() as u64,
@@ -295,17 +273,26 @@ impl ParameterStore {
 
     /// Version, bytes and the lag of readers of each name.
     pub fn stats(&self) -> Value {
-        let newest = self.read();
+        let names = self.read();
         let entry = |(name, stored): (&String, &Stored)| {
             let Parameters { version, bytes } = &stored.parameters;
             let (bytes, lag) = (bytes.len(), stored.lag.stats(1.0));
             let stats = json!({"version": version, "bytes": bytes, "lag": lag});
             (name.clone(), stats)
         };
-        Value::Object(newest.iter().map(entry).collect())
+        Value::Object(kept(&names).map(entry).collect())
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Stored>> {
-        self.newest.read().unwrap_or_else(PoisonError::into_inner)
+        self.names.read().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Stored>> {
+        self.names.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The names that were not dropped.
+fn kept(names: &BTreeMap<String, Stored>) -> impl Iterator<Item = (&String, &Stored)> {
+    names.iter().filter(|(_, stored)| !stored.is_dropped())
 }

@@ -174,6 +174,7 @@ pub struct SampledItem {
 }
 
 /// A sampled batch, still packed: rows are copied, blobs are slices of stored chunks.
+#[derive(Default)]
 pub struct Sampled {
     /// The items, in the order of the sample.
     pub items: Vec<SampledItem>,
@@ -267,7 +268,7 @@ pub struct WriterId {
 }
 
 /// One version of named parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Rises by one with every put; the first is 1.
     pub version: u64,

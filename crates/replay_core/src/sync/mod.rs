@@ -22,7 +22,7 @@ pub(crate) use {
     base::sync::lock,
     event_listener::{Event, EventListener, Listener},
     std::sync::atomic::{AtomicBool, AtomicUsize},
-    std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard},
+    std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 #[cfg(not(feature = "loom"))]
@@ -48,7 +48,7 @@ pub use shuttle::{
 pub(crate) use {
     for_shuttle::{Event, EventListener, Listener, lock},
     shuttle::sync::atomic::{AtomicBool, AtomicUsize},
-    shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard},
+    shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 /// Whether a holder of the lock has panicked.
