@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::replay::{ReadPosition, ReadSteps, Replay, Sampled, SampledItem, StoredSteps};
 use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::{Column, TableConfig, flags};
-use crate::view::{Array, StepsDecoder};
+use crate::view::{Array, Decoder};
 
 /// Bytes of chunks in one answer.
 const READ_BYTES: u32 = 4 << 20;
@@ -48,7 +48,7 @@ pub struct EpisodeReader {
     table: String,
     /// Where to go on, at each server; `None` before the first call.
     positions: Option<VecDeque<ReadPosition>>,
-    decoder: StepsDecoder,
+    decoder: Decoder,
     most_steps: usize,
     open: BTreeMap<StreamName, OpenEpisode>,
     /// Packed bytes of `open`.
@@ -66,7 +66,7 @@ impl EpisodeReader {
         Ok(EpisodeReader {
             table: config.name.clone(),
             positions: None,
-            decoder: StepsDecoder::new(config, threads)?,
+            decoder: Decoder::of_rows(config, threads)?,
             most_steps: (PART_BYTES / step_bytes.max(1)).max(1),
             open: BTreeMap::new(),
             open_bytes: 0,
@@ -85,7 +85,7 @@ impl EpisodeReader {
     pub fn next<E: From<Error>>(&mut self, replay: &dyn Replay<E>, wait: &Wait<'_>) -> Result<Option<Vec<Array>>, E> {
         loop {
             if let Some(steps) = self.ready.pop_front() {
-                return Ok(Some(self.decoder.decode(&steps.into_sampled())?));
+                return Ok(Some(self.decode(steps)?));
             }
             let positions = match &mut self.positions {
                 Some(positions) => positions,
@@ -109,6 +109,24 @@ impl EpisodeReader {
                 }
             }
         }
+    }
+
+    fn decode(&self, steps: Steps) -> Result<Vec<Array>> {
+        let batch = self.decoder.decode(&steps.into_sampled(), 0.0)?;
+        if let Some(rejected) = batch.rejected.first() {
+            return Err(Error::Corrupt(format!(
+                "step {} of an episode in table {:?} does not decode: {}",
+                rejected.item, self.table, rejected.reason
+            )));
+        }
+        // The flags and the columns, without the mask before them, the numbers of items after them, and the dimension of a window.
+        let arrays = batch.arrays.into_iter().skip(1).take(4 + self.decoder.layout().columns.len());
+        let without_window = |mut array: Array| {
+            array.shape.remove(1);
+            array.strides.remove(1);
+            array
+        };
+        Ok(arrays.map(without_window).collect())
     }
 
     /// Adds the rows of a chunk to the episode of its stream. An episode ends before a first row and a gap, and after a final row.
@@ -196,13 +214,9 @@ impl Steps {
         let item = SampledItem { id: 0, probability: 1.0, age: 0, times_sampled: 0, before: 0, after: 0 };
         Sampled {
             items: vec![item; self.count],
-            live_items: self.count as u64,
-            min_probability: None,
-            shard: None,
             rows: self.rows.into(),
             blobs: vec![self.blobs.into()],
-            parts: Vec::new(),
-            credit: None,
+            ..Sampled::default()
         }
     }
 }

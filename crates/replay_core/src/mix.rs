@@ -3,8 +3,6 @@
 //! The probability of an item is the share of its table times its probability there, so importance weights correct for both, and Q-learning
 //! from demonstrations (DQfD: Hester et al., 2018; RLPD: Ball et al., 2023) keeps its weights exact.
 
-use bytes::Bytes;
-
 use crate::error::{Error, Result};
 use crate::replay::{SampleCredit, Sampled};
 use base::allocation;
@@ -70,12 +68,7 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
     let mut mixed = Sampled {
         items: Vec::with_capacity(total),
         live_items: parts.iter().map(|part| part.live_items).sum(),
-        min_probability: None,
-        shard: None,
-        rows: Bytes::new(),
-        blobs: Vec::new(),
-        parts: Vec::new(),
-        credit: None,
+        ..Sampled::default()
     };
     let row_bytes = parts.iter().map(|part| part.rows.len()).sum();
     let mut rows = allocation::with_capacity("the rows of a mixed batch", row_bytes)?;

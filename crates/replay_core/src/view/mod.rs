@@ -1,6 +1,6 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
 //! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. `order` mixes
-//! the parts of a batch. `rows` makes arrays of consecutive steps.
+//! the parts of a batch.
 
 mod batch;
 mod decode;
@@ -8,7 +8,6 @@ mod fill;
 mod nstep;
 mod order;
 mod raw;
-mod rows;
 mod sequence;
 mod storage;
 mod streamed;
@@ -16,7 +15,6 @@ mod streamed;
 use std::sync::Arc;
 
 pub use batch::{Array, Batch, Buffer, Rejected};
-pub use rows::StepsDecoder;
 
 pub use crate::importance::Normalization;
 pub use crate::observation::Stack;
@@ -69,17 +67,33 @@ impl Decoder {
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
+        let view = match view {
+            ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
+            ViewSpec::Sequences(spec) => View::Sequences(sequence::SequenceView::new(spec.clone(), config)?),
+            ViewSpec::Window(spec) => View::Window(*spec),
+        };
+        Self::over(config, view, options)
+    }
+
+    /// A decoder of single rows, whatever the names of the columns: arrays of the [`Window`] of one row.
+    pub(crate) fn of_rows(config: &TableConfig, threads: usize) -> Result<Self> {
+        let options = DecodeOptions { threads, ..DecodeOptions::default() };
+        Self::over(config, View::Window(Window::default()), options)
+    }
+
+    fn over(config: &TableConfig, view: View, options: DecodeOptions) -> Result<Self> {
         Ok(Decoder {
             layout: RowLayout::of(config),
-            view: match view {
-                ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
-                ViewSpec::Sequences(spec) => View::Sequences(sequence::SequenceView::new(spec.clone(), config)?),
-                ViewSpec::Window(spec) => View::Window(*spec),
-            },
+            view,
             normalization: options.normalization,
             fillers: Fillers::new(options.threads)?,
             pool: Arc::default(),
         })
+    }
+
+    /// The layout of the rows.
+    pub(crate) fn layout(&self) -> &RowLayout {
+        &self.layout
     }
 
     /// Makes the arrays of a sample. `beta` is the importance-sampling exponent, 0 to 4 (Ape-X: 0.4). Items

@@ -7,17 +7,12 @@ use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, flags};
 
 /// The bool arrays of flags, and the flag in each.
-pub(super) const FLAGS: [(&str, u8); 4] = [
+const FLAGS: [(&str, u8); 4] = [
     ("terminated", flags::TERMINATED),
     ("truncated", flags::TRUNCATED),
     ("first", flags::FIRST),
     ("final", flags::FINAL),
 ];
-
-/// Bool arrays of the flags, with `shape` for each item.
-pub(super) fn flag_specs(shape: &[usize]) -> impl Iterator<Item = ArraySpec> {
-    FLAGS.iter().map(|(name, _)| ArraySpec::new(name, Dtype::Bool, shape.to_vec()))
-}
 
 impl Window {
     fn rows(&self) -> usize {
@@ -26,8 +21,8 @@ impl Window {
 
     /// The arrays of a batch: mask, flags, then the columns.
     pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
-        let mut specs = vec![ArraySpec::new("mask", Dtype::Bool, vec![self.rows()])];
-        specs.extend(flag_specs(&[self.rows()]));
+        let bits = ["mask"].into_iter().chain(FLAGS.map(|(name, _)| name));
+        let mut specs: Vec<_> = bits.map(|name| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])).collect();
         specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
         specs
     }
