@@ -6,19 +6,27 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 
-/// Cause of a blocked attempt at a table: the numbers of that moment, and the settings that they do not meet.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Cause of a blocked attempt at a table: the numbers of that moment, and the settings that they do not meet. Its text follows the table's
+/// name.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "fields with the names of settings have none")]
 pub enum Cause {
     /// A sample: fewer live items than `min_size`.
+    #[error("holds {live} items of the {min_size} that min_size asks for; waiting for writers")]
     MinSize {
         /// Live items.
         live: u64,
         min_size: u64,
     },
     /// A sample: the table is being emptied.
+    #[error("is being emptied")]
     Emptied,
     /// A sample: the rate limiter waits for inserts.
+    #[error(
+        "has {sampled} items sampled for {inserted} inserted, at samples_per_insert {samples_per_insert} and slack {slack}; a sample of \
+         {wanted} waits for writers to insert {} more",
+        (.missing / .samples_per_insert).ceil().max(1.0)
+    )]
     Inserts {
         /// Items sampled.
         sampled: u64,
@@ -32,6 +40,9 @@ pub enum Cause {
         slack: f64,
     },
     /// A sample: too few samples left, at `max_times_sampled`.
+    #[error(
+        "has {left} samples left of the {wanted} asked for, at max_times_sampled {max_times_sampled}; waiting for writers"
+    )]
     SamplesLeft {
         /// Samples left.
         left: u64,
@@ -40,6 +51,7 @@ pub enum Cause {
         max_times_sampled: u32,
     },
     /// A sample: items were removed while it chose them.
+    #[error("has {found} items to sample at the moment of the {wanted} asked for; waiting for writers")]
     Items {
         /// Items found.
         found: u64,
@@ -47,6 +59,11 @@ pub enum Cause {
         wanted: u32,
     },
     /// A push: the rate limiter waits for samples.
+    #[error(
+        "has {sampled} items sampled for {inserted} inserted, at samples_per_insert {samples_per_insert} and slack {slack}; the next insert \
+         waits for its readers to sample {} more",
+        .missing.ceil()
+    )]
     Samples {
         /// Items sampled.
         sampled: u64,
@@ -58,6 +75,9 @@ pub enum Cause {
         slack: f64,
     },
     /// A push: readers hold blobs of evicted chunks, whose bytes it needs.
+    #[error(
+        "has {pinned} of its {capacity_bytes} bytes in evicted chunks that readers still hold; waiting for them to let go of {missing}"
+    )]
     PinnedBytes {
         /// Bytes of evicted chunks that are held.
         pinned: u64,
@@ -66,8 +86,10 @@ pub enum Cause {
         capacity_bytes: u64,
     },
     /// A push: readers pin so many evicted chunks that no chunk slot is free.
+    #[error("has no slot for another chunk beside the evicted ones that samples still pin; waiting for them")]
     PinnedChunks,
     /// A push: samples are ending the last items, whose slots it needs.
+    #[error("waits for readers that are taking its last items")]
     LastItems,
 }
 
@@ -85,7 +107,12 @@ pub struct TableWait {
 }
 
 /// The wait of a writer for newer parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "writer {writer:?} of table {table:?} {}: with max_version_lag {max_version_lag} its steps wait until it gets newer ones \
+     (get_parameters with this writer)",
+    self.difference()
+)]
 pub struct OutdatedWriter {
     /// The table.
     pub table: String,
@@ -102,27 +129,43 @@ pub struct OutdatedWriter {
 }
 
 /// The reason of a wait. Its `Display` is the sentence for logs and errors.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum WaitReason {
     /// A table does not admit the call yet.
+    #[error("{0}")]
     Table(TableWait),
     /// A writer's parameters are too old for its table.
+    #[error("{0}")]
     Outdated(OutdatedWriter),
     /// Number of calls queued ahead, before the first one has been tried.
+    #[error("{0} earlier calls wait")]
     Ahead(u64),
     /// Bytes of the connection's replies that its client has not read.
+    #[error(
+        "{0} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of --reply-bytes"
+    )]
     OwnReplies(u64),
     /// Bytes of unread replies on all connections of the client's role.
+    #[error(
+        "{0} bytes of replies wait for clients of this role to read them, which is their part of the server's limit (--reply-bytes)"
+    )]
     RoleReplies(u64),
     /// Number of the connection's unanswered requests, at which reading it is paused.
+    #[error("the server reads no further request of this connection: {0} wait for their answers")]
     Answers(u32),
     /// Reading the connection is paused: no receive memory for its next frame.
+    #[error(
+        "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of --max-frame-bytes"
+    )]
     ReceiveMemory,
     /// Any other cause, as a sentence.
+    #[error("{0}")]
     Other(String),
     /// The same of a table, where steps of a writer may end the wait; to others it is [`Self::Other`].
+    #[error("{1}")]
     ForWriters(String, String),
     /// Reason at one of several servers, with the server's name.
+    #[error("{0}: {1}")]
     AtServer(String, Box<WaitReason>),
 }
 
@@ -185,51 +228,10 @@ impl WaitReason {
 
 impl fmt::Display for TableWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = &self.table;
         if self.ahead > 0 {
             write!(f, "{} earlier calls wait: ", self.ahead)?;
         }
-        match self.cause {
-            Cause::MinSize { live, min_size } => write!(
-                f,
-                "table {table:?} holds {live} items of the {min_size} that min_size asks for; waiting for writers"
-            ),
-            Cause::Emptied => write!(f, "table {table:?} is being emptied"),
-            Cause::Inserts { sampled, inserted, wanted, missing, samples_per_insert, slack } => write!(
-                f,
-                "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
-                 {samples_per_insert} and slack {slack}; a sample of {wanted} waits for writers to insert {} more",
-                (missing / samples_per_insert).ceil().max(1.0)
-            ),
-            Cause::SamplesLeft { left, wanted, max_times_sampled } => write!(
-                f,
-                "table {table:?} has {left} samples left of the {wanted} asked for, at max_times_sampled \
-                 {max_times_sampled}; waiting for writers"
-            ),
-            Cause::Items { found, wanted } => write!(
-                f,
-                "table {table:?} has {found} items to sample at the moment of the {wanted} asked for; waiting for writers"
-            ),
-            Cause::Samples { sampled, inserted, missing, samples_per_insert, slack } => write!(
-                f,
-                "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
-                 {samples_per_insert} and slack {slack}; the next insert waits for its readers to sample {} more",
-                missing.ceil()
-            ),
-            Cause::PinnedBytes { pinned, missing, capacity_bytes } => write!(
-                f,
-                "table {table:?} has {pinned} of its {capacity_bytes} bytes in evicted chunks that readers still hold; \
-                 waiting for them to let go of {missing}"
-            ),
-            Cause::PinnedChunks => write!(
-                f,
-                "table {table:?} has no slot for another chunk beside the evicted ones that samples still pin; waiting \
-                 for them"
-            ),
-            Cause::LastItems => {
-                write!(f, "table {table:?} waits for readers that are taking its last items")
-            }
-        }?;
+        write!(f, "table {:?} {}", self.table, self.cause)?;
         if self.steps_without_items > 0 {
             write!(
                 f,
@@ -242,49 +244,14 @@ impl fmt::Display for TableWait {
     }
 }
 
-impl fmt::Display for OutdatedWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OutdatedWriter { table, writer, parameters, version, newest, max_version_lag } = self;
-        write!(f, "writer {writer:?} of table {table:?} ")?;
+impl OutdatedWriter {
+    fn difference(&self) -> String {
+        let OutdatedWriter { parameters, version, newest, .. } = self;
         match version {
-            0 => write!(f, "has got no parameters, and {parameters:?} has version {newest}"),
-            version => write!(
-                f,
-                "makes its steps with version {version} of {parameters:?}, and version {newest} is the newest"
-            ),
-        }?;
-        write!(
-            f,
-            ": with max_version_lag {max_version_lag} its steps wait until it gets newer ones (get_parameters with this writer)"
-        )
-    }
-}
-
-impl fmt::Display for WaitReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WaitReason::Table(wait) => wait.fmt(f),
-            WaitReason::Outdated(wait) => wait.fmt(f),
-            WaitReason::Ahead(calls) => write!(f, "{calls} earlier calls wait"),
-            WaitReason::OwnReplies(bytes) => write!(
-                f,
-                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's \
-                 part of --reply-bytes"
-            ),
-            WaitReason::RoleReplies(bytes) => write!(
-                f,
-                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's \
-                 limit (--reply-bytes)"
-            ),
-            WaitReason::Answers(requests) => {
-                write!(f, "the server reads no further request of this connection: {requests} wait for their answers")
+            0 => format!("has got no parameters, and {parameters:?} has version {newest}"),
+            _ => {
+                format!("makes its steps with version {version} of {parameters:?}, and version {newest} is the newest")
             }
-            WaitReason::ReceiveMemory => f.write_str(
-                "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
-                 --max-frame-bytes",
-            ),
-            WaitReason::Other(sentence) | WaitReason::ForWriters(_, sentence) => f.write_str(sentence),
-            WaitReason::AtServer(server, reason) => write!(f, "{server}: {reason}"),
         }
     }
 }
