@@ -57,6 +57,19 @@ pub struct DroppedWindows {
     pub within_burn_in: u64,
 }
 
+impl DroppedWindows {
+    pub(crate) fn add(&mut self, others: &Self) {
+        self.by_reset += others.by_reset;
+        self.without_final_row += others.without_final_row;
+        self.within_burn_in += others.within_burn_in;
+    }
+
+    /// All but those that the view leaves out.
+    pub fn by_mistake(&self) -> u64 {
+        self.by_reset + self.without_final_row
+    }
+}
+
 /// The newest row of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastRow {

@@ -162,25 +162,23 @@ fn priority_advice(value: f64) -> &'static str {
     }
 }
 
-/// Validates priorities; branch-free in the common case.
+/// Validates priorities.
 ///
 /// # Errors
 /// [`Error::Priority`] for the first one that is NaN, infinite or negative.
 pub fn check_priorities(priorities: &[f64]) -> Result<()> {
-    let good = |priority: &f64| (0.0..f64::INFINITY).contains(priority);
-    if priorities.iter().fold(true, |all, one| all & good(one)) {
-        return Ok(());
-    }
-    let position = priorities.iter().position(|priority| !good(priority));
-    refuse_priority(position, priorities.len(), |at| priorities[at])
+    check_priorities_to(f64::MAX, priorities.iter().copied())
 }
 
-/// The error for the priority at `position`, if there is one.
-pub(crate) fn refuse_priority(position: Option<usize>, count: usize, value: impl FnOnce(usize) -> f64) -> Result<()> {
-    match position {
-        None => Ok(()),
-        Some(position) => Err(Error::Priority { position, count, value: value(position) }),
+/// [`check_priorities`] of at most `most`; branch-free in the common case.
+pub(crate) fn check_priorities_to(most: f64, priorities: impl ExactSizeIterator<Item = f64> + Clone) -> Result<()> {
+    let good = |priority: f64| (0.0..=most).contains(&priority);
+    if priorities.clone().fold(true, |all, one| all & good(one)) {
+        return Ok(());
     }
+    let count = priorities.len();
+    let bad = priorities.enumerate().find(|(_, priority)| !good(*priority));
+    bad.map_or(Ok(()), |(position, value)| Err(Error::Priority { position, count, value }))
 }
 
 impl Error {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result, refuse_priority};
+use crate::error::{Error, Result, check_priorities_to};
 use crate::schema::TableConfig;
 use crate::view_spec::ViewSpec;
 
@@ -86,10 +86,7 @@ impl PushBody {
     /// # Errors
     /// [`crate::Error::Priority`] for the first one that is NaN, infinite or negative.
     pub fn check_priorities(&self) -> Result<()> {
-        let value = |item: &NewItem| item.priority.map_or(0.0, f64::from);
-        let bad = |item: &NewItem| !(0.0..f64::INFINITY).contains(&value(item));
-        let position = self.items.iter().position(bad);
-        refuse_priority(position, self.items.len(), |at| value(&self.items[at]))
+        check_priorities_to(f64::MAX, self.items.iter().map(|item| item.priority.map_or(0.0, f64::from)))
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::episode_windows::EpisodeWindows;
+use crate::episode_windows::{DroppedWindows, EpisodeWindows};
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, WriterId};
 use crate::schema::{TableConfig, flags};
@@ -54,21 +54,10 @@ pub struct WriterCounters {
     pub final_rows: u64,
     /// Completed items.
     pub items: u64,
-    /// Windows dropped at a reset without an end of the episode.
-    pub dropped_by_reset: u64,
-    /// Windows of the shortest length that were dropped: the observation after their truncated step did not come.
-    pub dropped_without_final_row: u64,
-    /// Windows of episodes or lives that ended within the burn-in, which the view leaves out.
-    pub ended_within_burn_in: u64,
+    /// Windows that never became items.
+    pub dropped: DroppedWindows,
     /// Rows that are not pushed yet.
     pub unsent_rows: u64,
-}
-
-impl WriterCounters {
-    /// All dropped windows.
-    pub fn dropped(&self) -> u64 {
-        self.dropped_by_reset + self.dropped_without_final_row
-    }
 }
 
 /// Packs the steps of some streams and pushes them to a table.
@@ -273,10 +262,8 @@ impl<E: From<Error>> Writer<E> {
     /// The writer's counters.
     pub fn counters(&self) -> WriterCounters {
         let mut counters = self.counters;
-        for EpisodeWindows { dropped, .. } in &self.windows {
-            counters.dropped_by_reset += dropped.by_reset;
-            counters.dropped_without_final_row += dropped.without_final_row;
-            counters.ended_within_burn_in += dropped.within_burn_in;
+        for windows in &self.windows {
+            counters.dropped.add(&windows.dropped);
         }
         let open = self.chunks.iter().map(|chunk| chunk.steps);
         let failed = self.unsent.iter().flat_map(|push| &push.chunks);
@@ -300,8 +287,8 @@ impl<E: From<Error>> Writer<E> {
     /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
-        let (by_reset, without_final_row) = (counters.dropped_by_reset, counters.dropped_without_final_row);
-        let (dropped, within_burn_in) = (counters.dropped(), counters.ended_within_burn_in);
+        let DroppedWindows { by_reset, without_final_row, within_burn_in } = counters.dropped;
+        let dropped = counters.dropped.by_mistake();
         let few = match counters.items {
             0 => dropped + within_burn_in == 0,
             _ => dropped < MANY_DROPPED,

@@ -8,6 +8,7 @@ use std::thread;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use replay_core::Error;
+use replay_core::error::check_priorities;
 use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 
 /// What is asked of both trees. Slots beyond the capacity and generations that have passed are part of it.
@@ -143,7 +144,7 @@ proptest! {
     #[test]
     fn a_priority_becomes_the_nearest_units(priority in 1e-9..1e5f64, unit_log2 in -30..=0i32) {
         let tree: SumTree = SumTree::new(1, unit_log2);
-        let units = tree.to_units(priority).unwrap();
+        let units = tree.units_of(priority);
         let exact = priority / f64::from(unit_log2).exp2();
         prop_assert!(units >= 1);
         if exact >= SumTree::<16>::MAX_UNITS as f64 {
@@ -160,31 +161,31 @@ proptest! {
 fn a_priority_that_is_no_number_or_negative_is_refused() {
     let tree: SumTree = SumTree::new(1, -19);
     for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e-300] {
-        match tree.to_units(value) {
+        match check_priorities(&[value]) {
             Err(Error::Priority { value: refused, .. }) => {
                 assert_eq!(refused.to_bits(), value.to_bits())
             }
             other => panic!("{value} gave {other:?}"),
         }
     }
-    assert_eq!(tree.to_units(-0.0).unwrap(), 0);
+    assert_eq!(tree.units_of(-0.0), 0);
 }
 
 #[test]
 fn a_positive_priority_has_at_least_one_unit() {
     let tree: SumTree = SumTree::new(1, -19);
-    assert_eq!(tree.to_units(0.0).unwrap(), 0);
-    assert_eq!(tree.to_units(f64::MIN_POSITIVE).unwrap(), 1);
-    assert_eq!(tree.to_units(1.0).unwrap(), 1 << 19);
+    assert_eq!(tree.units_of(0.0), 0);
+    assert_eq!(tree.units_of(f64::MIN_POSITIVE), 1);
+    assert_eq!(tree.units_of(1.0), 1 << 19);
 }
 
 #[test]
 fn a_priority_too_large_is_cut_and_counted() {
     let tree: SumTree = SumTree::new(1, -19);
-    assert_eq!(tree.to_units(1e6).unwrap(), 1_000_000 << 19);
+    assert_eq!(tree.units_of(1e6), 1_000_000 << 19);
     assert_eq!(tree.saturated(), 0);
     for value in [1.1e6, f64::MAX] {
-        assert_eq!(tree.to_units(value).unwrap(), SumTree::<16>::MAX_UNITS);
+        assert_eq!(tree.units_of(value), SumTree::<16>::MAX_UNITS);
     }
     assert_eq!(tree.saturated(), 2);
 }

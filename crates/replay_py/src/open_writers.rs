@@ -157,7 +157,8 @@ impl OpenWriters {
         let writers = self.of_table(table);
         let counters: Vec<_> = writers.iter().map(|writer| *lock(&writer.counters)).collect();
         let sum = |of: fn(&WriterCounters) -> u64| counters.iter().map(of).sum::<u64>();
-        let (dropped, within_burn_in) = (sum(WriterCounters::dropped), sum(|counters| counters.ended_within_burn_in));
+        let dropped = sum(|counters| counters.dropped.by_mistake());
+        let within_burn_in = sum(|counters| counters.dropped.within_burn_in);
         if dropped > 0 {
             return Some(format!(
                 " ({dropped} windows were dropped: a row with first=True follows no end of an episode, or a truncated row no final \

@@ -299,7 +299,7 @@ attributes! { PyWriter as "Writer", |writer, py|
     num_envs: usize = writer.num_envs;
     steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
     items: PyResult<u64> = Ok(writer.counters(py)?.items);
-    dropped_windows: PyResult<u64> = Ok(writer.counters(py)?.dropped());
+    dropped_windows: PyResult<u64> = Ok(writer.counters(py)?.dropped.by_mistake());
 }
 
 context_manager!(PyWriter, |writer, py, failed| match failed {

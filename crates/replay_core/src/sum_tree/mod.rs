@@ -42,7 +42,7 @@ mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 mod vector;
 
-use crate::error::{Error, Result, check_priorities};
+use crate::error::{Error, Result};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use base::error::check_size;
@@ -160,17 +160,9 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         self.capacity
     }
 
-    /// A priority, after the exponent, in units: rounded to the nearest. A positive one below one unit is rounded up to it and counted,
-    /// see [`SumTree::rounded_up`]; one above [`SumTree::MAX_UNITS`] is cut to it and counted, see [`SumTree::saturated`].
-    ///
-    /// # Errors
-    /// [`Error::Priority`] when it is NaN, infinite or negative.
-    pub fn to_units(&self, priority: f64) -> Result<u64> {
-        check_priorities(&[priority])?;
-        Ok(self.units_of(priority))
-    }
-
-    /// As [`Self::to_units`], of a priority that was checked.
+    /// A priority, finite and not negative, after the exponent, in units: rounded to the nearest. A positive one below one unit is rounded
+    /// up to it and counted, see [`SumTree::rounded_up`]; one above [`SumTree::MAX_UNITS`] is cut to it and counted, see
+    /// [`SumTree::saturated`].
     #[inline]
     pub fn units_of(&self, priority: f64) -> u64 {
         let exact = priority * self.units_per_one;

@@ -19,23 +19,9 @@ impl Rows {
         self.steps.unwrap_or(1) * self.streams
     }
 
-    /// Shape of an array whose rows have this one.
-    pub(super) fn shape(self, row: &[usize]) -> Vec<usize> {
-        let steps = self.steps.into_iter();
-        let rows = steps.chain([self.streams]);
-        rows.chain(row.iter().copied()).collect()
-    }
-
-    /// Whether an array has this shape, if its rows have the shape `row`. Unlike [`Rows::shape`], it allocates nothing.
-    pub(super) fn fit(self, shape: &[usize], row: &[u32]) -> bool {
-        let leading = match (self.steps, shape) {
-            (None, [streams, rest @ ..]) => (*streams == self.streams).then_some(rest),
-            (Some(steps), [first, streams, rest @ ..]) => ((*first, *streams) == (steps, self.streams)).then_some(rest),
-            _ => None,
-        };
-        leading.is_some_and(|rest| {
-            rest.len() == row.len() && rest.iter().zip(row).all(|(&n, &of_row)| n == of_row as usize)
-        })
+    /// Dimensions of an array before those of its rows.
+    pub(super) fn leading(self) -> impl Iterator<Item = usize> + Clone {
+        self.steps.into_iter().chain([self.streams])
     }
 
     pub(super) fn words(self) -> &'static str {

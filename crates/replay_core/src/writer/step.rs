@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::finite::first_not_finite;
 use super::rows::{CheckedStep, LastObservations, Place, QValues, Rows, Strided, is_set, read_f32};
 use crate::episode_windows::EpisodeWindows;
-use crate::error::{Error, Result, refuse_priority};
+use crate::error::{Error, Result, check_priorities_to};
 use crate::schema::{Column, Dtype, TableConfig};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
@@ -142,10 +142,7 @@ impl StepChecker {
             self.check_length(rows, name, bits.map(<[bool]>::len))?;
         }
         self.check_length(rows, "priority", step.priority.map(<[f64]>::len))?;
-        let priorities = step.priority.unwrap_or_default();
-        let bad = |priority: &f64| !(0.0..=f64::from(f32::MAX)).contains(priority);
-        let position = priorities.iter().position(bad);
-        refuse_priority(position, priorities.len(), |at| priorities[at])?;
+        check_priorities_to(f32::MAX.into(), step.priority.unwrap_or_default().iter().copied())?;
         let last = step.final_observations.map(|last| self.check_last_observations(rows, &last)).transpose()?;
         let mut checked = CheckedStep { checker: self, rows, columns, step: *step, q: None, last };
         self.check_finite(&checked)?;
@@ -175,21 +172,14 @@ impl StepChecker {
 
     fn check_values<'a>(&self, rows: Rows, name: &str, column: usize, values: &Values<'a>) -> Result<Strided<'a>> {
         let column = &self.config.columns[column];
-        let each = column.bytes();
-        let fits = column.dtype == values.dtype
-            && rows.fit(values.shape, &column.shape)
-            && values.bytes.len() == rows.count() * each;
-        if !fits {
-            let shape: Vec<_> = column.shape.iter().map(|&n| n as usize).collect();
-            self.check_array(rows, name, column.dtype, &shape, values)?;
-        }
-        Ok(Strided { bytes: values.bytes, each })
+        self.check_array(rows, name, column.dtype, column.shape.iter().map(|&n| n as usize), values)?;
+        Ok(Strided { bytes: values.bytes, each: column.bytes() })
     }
 
     fn check_q<'a>(&self, rows: Rows, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
-        let actions = values.shape.get(rows.shape(&[]).len());
+        let actions = values.shape.get(rows.leading().count());
         let actions = actions.copied().unwrap_or_default().max(1);
-        self.check_array(rows, name, Dtype::Float32, &[actions], values)?;
+        self.check_array(rows, name, Dtype::Float32, [actions].into_iter(), values)?;
         let q = QValues(Strided { bytes: values.bytes, each: 4 * actions });
         let mut numbers = values.bytes.chunks_exact(4).map(read_f32);
         match numbers.find(|q| !q.is_finite()) {
@@ -198,10 +188,18 @@ impl StepChecker {
         }
     }
 
-    /// Checks an array whose rows have this shape.
-    fn check_array(&self, rows: Rows, name: &str, dtype: Dtype, shape: &[usize], values: &Values<'_>) -> Result<()> {
-        let shape = rows.shape(shape);
-        if (dtype, &shape[..]) != (values.dtype, values.shape) {
+    /// Checks an array whose rows have this shape. Without an error it allocates nothing.
+    fn check_array(
+        &self,
+        rows: Rows,
+        name: &str,
+        dtype: Dtype,
+        shape: impl Iterator<Item = usize> + Clone,
+        values: &Values<'_>,
+    ) -> Result<()> {
+        let shape = rows.leading().chain(shape);
+        if dtype != values.dtype || !values.shape.iter().copied().eq(shape.clone()) {
+            let shape: Vec<_> = shape.collect();
             let advice = match shape.as_slice() {
                 same if same == values.shape => {
                     let wrapper = match name.contains("observation") {
@@ -226,7 +224,7 @@ impl StepChecker {
                 values.shape
             )));
         }
-        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        let bytes = shape.product::<usize>() * dtype.bytes();
         if values.bytes.len() != bytes {
             return Err(self.refuse(format!("{name:?} has to have {bytes} bytes, got {}", values.bytes.len())));
         }
@@ -237,7 +235,7 @@ impl StepChecker {
         match length {
             Some(length) if length != rows.count() => Err(self.refuse(format!(
                 "{name:?} has to have shape {:?} ({}), got {length} values",
-                rows.shape(&[]),
+                rows.leading().collect::<Vec<_>>(),
                 rows.words()
             ))),
             _ => Ok(()),

@@ -94,7 +94,7 @@ fn check_counters(run: &Run, expected: &BTreeSet<u64>, reach: usize) {
     assert_eq!(counters.steps, steps as u64);
     assert_eq!(counters.items, expected.len() as u64);
     let lost = steps - expected.len();
-    let dropped = (counters.dropped_by_reset + counters.dropped_without_final_row) as usize;
+    let dropped = counters.dropped.by_mistake() as usize;
     let streams_open = 3 * reach;
     assert!(dropped <= lost && lost <= dropped + streams_open);
 }
