@@ -4,7 +4,6 @@
 use crate::error::Result;
 use crate::schema::TableConfig;
 use crate::table::ids::ItemId;
-use crate::table::items::Items;
 
 use super::ItemSampler;
 use super::order::{LockedOrder, RankBy};
@@ -47,28 +46,11 @@ impl Ordered {
 }
 
 impl ItemSampler for Ordered {
-    fn insert(&self, id: ItemId, priority: f64) {
-        self.0.insert(id, priority);
-    }
-
-    fn update(&self, _: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
-        self.0.update(ids, &priorities);
-        ids.len()
-    }
-
-    fn remove(&self, id: ItemId) {
-        self.0.lock().remove(id);
-    }
-
-    fn put_back(&self, items: &Items, id: ItemId) {
-        self.0.put_back(items, id);
+    fn ranking(&self) -> Option<&LockedOrder> {
+        Some(&self.0)
     }
 
     fn order(&self) -> Option<&Ordered> {
         Some(self)
-    }
-
-    fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
-        Box::new(self.0.saved(items))
     }
 }

@@ -51,21 +51,8 @@ impl RankBased {
 }
 
 impl ItemSampler for RankBased {
-    fn insert(&self, id: ItemId, priority: f64) {
-        self.order.insert(id, priority);
-    }
-
-    fn update(&self, _: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
-        self.order.update(ids, &priorities);
-        ids.len()
-    }
-
-    fn remove(&self, id: ItemId) {
-        self.order.lock().remove(id);
-    }
-
-    fn put_back(&self, items: &Items, id: ItemId) {
-        self.order.put_back(items, id);
+    fn ranking(&self) -> Option<&LockedOrder> {
+        Some(&self.order)
     }
 
     fn choose(&self, _: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
@@ -91,10 +78,6 @@ impl ItemSampler for RankBased {
     fn fewest_units(&self, _: &Items) -> Option<u64> {
         let last = self.order.lock().len().checked_sub(1)?;
         Some(self.units(last))
-    }
-
-    fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
-        Box::new(self.order.saved(items))
     }
 }
 

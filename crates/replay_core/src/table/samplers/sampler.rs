@@ -4,6 +4,7 @@ use crate::sum_tree::SampledLeaf;
 
 use super::super::ids::ItemId;
 use super::super::items::Items;
+use super::order::LockedOrder;
 use super::ordered::Ordered;
 
 /// Mass of an item, in units, under a sampler that keeps no masses in the sum tree.
@@ -20,27 +21,47 @@ pub struct Total {
 
 /// Interface of a sampler to its table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
 ///
-/// The default methods are for a sampler without state that samples uniformly. Priorities have been checked: they are finite and
-/// not negative.
+/// The default methods are for a sampler that samples uniformly, and for what a sampler with a ranking keeps of its items. Priorities have been
+/// checked: they are finite and not negative.
 pub trait ItemSampler: Send + Sync {
     /// The masses, in units, of items with these priorities.
     fn units(&self, _: &Items, priorities: Vec<f64>) -> Vec<u64> {
         priorities.into_iter().map(|_| EQUAL_MASS).collect()
     }
 
+    /// The ranking of its items, if it keeps one.
+    fn ranking(&self) -> Option<&LockedOrder> {
+        None
+    }
+
     /// Adds an item that was just inserted; another one may have had its slot. Only under the insert lock.
-    fn insert(&self, _: ItemId, _priority: f64) {}
+    fn insert(&self, id: ItemId, priority: f64) {
+        if let Some(ranking) = self.ranking() {
+            ranking.insert(id, priority);
+        }
+    }
 
     /// Sets the priorities of items and returns the number of applied updates. Some items may have been evicted.
-    fn update(&self, _: &Items, ids: &[ItemId], _priorities: Vec<f64>) -> usize {
+    fn update(&self, _: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
+        if let Some(ranking) = self.ranking() {
+            ranking.update(ids, &priorities);
+        }
         ids.len()
     }
 
     /// Called when an item has died or its last sample was taken. Its slot may have a new item already.
-    fn remove(&self, _: ItemId) {}
+    fn remove(&self, id: ItemId) {
+        if let Some(ranking) = self.ranking() {
+            ranking.lock().remove(id);
+        }
+    }
 
     /// Called when the last sample of an item was taken back. The item may have died.
-    fn put_back(&self, _: &Items, _: ItemId) {}
+    fn put_back(&self, items: &Items, id: ItemId) {
+        if let Some(ranking) = self.ranking() {
+            ranking.put_back(items, id);
+        }
+    }
 
     /// The order whose first item it samples; `None` when it chooses at random.
     fn order(&self) -> Option<&Ordered> {
@@ -66,7 +87,10 @@ pub trait ItemSampler: Send + Sync {
     /// equal masses in equal order.
     fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
         let slots = 0..items.capacity() as u32;
-        Box::new(slots.filter_map(|slot| Some((items.live_in(slot)?, 1.0))))
+        match self.ranking() {
+            Some(ranking) => Box::new(ranking.saved(items)),
+            None => Box::new(slots.filter_map(|slot| Some((items.live_in(slot)?, 1.0)))),
+        }
     }
 }
 
