@@ -8,8 +8,11 @@
 //! with their decoded requests (except short frames received while no memory is free, and decoded requests of the
 //! longest frames). Lengths are checked before allocation.
 
-use crate::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::sync::{AtomicU64, Ordering};
 
 /// Byte limit, and the bytes reserved of it.
 pub struct Budget {
@@ -58,6 +61,25 @@ impl Budget {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes with what counts them (`kept`) for as long as there is a slice of them. Dropped in this order: they are free when they are given back.
+pub(crate) struct Counted<T> {
+    bytes: Bytes,
+    _kept: T,
+}
+
+impl<T: Send + 'static> Counted<T> {
+    /// The bytes, which keep `kept`.
+    pub fn bytes(bytes: Bytes, kept: T) -> Bytes {
+        Bytes::from_owner(Counted { bytes, _kept: kept })
+    }
+}
+
+impl<T> AsRef<[u8]> for Counted<T> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

@@ -136,12 +136,12 @@ impl<E: From<Error>> PushChannel<E> for LocalPushes {
     }
 
     fn end_steps(&mut self, _wait: &Wait<'_>) -> Result<(), E> {
-        self.table.writer_has_parameters(self.writer, "", 0);
+        self.table.writers().has_parameters(self.writer, "", 0);
         Ok(())
     }
 
     fn close(&mut self, _wait: &Wait<'_>) -> Result<(), E> {
-        Ok(self.table.close_writer(self.writer, self.epoch)?)
+        Ok(self.table.writers().close(self.writer, self.epoch)?)
     }
 }
 

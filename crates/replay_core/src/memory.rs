@@ -149,7 +149,7 @@ impl Memory {
                 Some(newer) => newer.version,
                 None => newer_than.min(self.parameters.version(name)),
             };
-            table.writer_has_parameters(writer, name, version);
+            table.writers().has_parameters(writer, name, version);
         }
         newer
     }

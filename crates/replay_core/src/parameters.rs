@@ -10,7 +10,7 @@ use bytes::Bytes;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::budget::{Budget, Reservation};
+use crate::budget::{Budget, Counted};
 use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::content::ParametersRecord;
@@ -48,18 +48,6 @@ impl Stored {
     fn put(&self, id: u64) -> Option<u64> {
         let mut puts = self.puts.iter();
         puts.find(|&&(put, _)| id != 0 && put == id && !base::planted!(RepeatedPut)).map(|&(_, version)| version)
-    }
-}
-
-/// A file and its reservation of the memory's byte limit: a replaced version counts until its last reader drops it.
-struct CountedFile {
-    bytes: Bytes,
-    _reservation: Reservation,
-}
-
-impl AsRef<[u8]> for CountedFile {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }
 
@@ -189,7 +177,7 @@ impl ParameterStore {
             limit: self.budget.left(),
             advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it (by default it is a share of the memory that the process may have), or make tables smaller",
         })?;
-        Ok(Bytes::from_owner(CountedFile { bytes, _reservation: reservation }))
+        Ok(Counted::bytes(bytes, reservation))
     }
 
     /// The newest version of each name with its last puts, for a snapshot. Those of dropped names have no file.

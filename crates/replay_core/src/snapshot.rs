@@ -74,10 +74,12 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
         false => Vec::new(),
     };
     if server {
-        out.record(RecordKind::Memory, &[&memory.identity().to_le_bytes()])?;
+        out.json(RecordKind::Memory, &memory.identity())?;
     }
     for parameters in parameters {
-        out.record(RecordKind::Parameters, &[&parameters.head(), &parameters.file])?;
+        let head = content::to_json(&parameters)?;
+        let length = (head.len() as u32).to_le_bytes();
+        out.record(RecordKind::Parameters, &[&length, &head, &parameters.file])?;
     }
     for moment in moments {
         Table::save(&moment, &mut out)?;
@@ -101,8 +103,7 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
         let open = tables.last_mut().filter(|table| !table.is_complete());
         match (kind, open) {
             (RecordKind::Table, None) => {
-                let config: TableConfig = serde_json::from_slice(&body)
-                    .map_err(|error| records.damaged(Error::Corrupt(error.to_string())))?;
+                let config: TableConfig = content::from_json(&body).map_err(|reason| records.damaged(reason))?;
                 config.validate().map_err(|error| records.damaged(error))?;
                 let table = match memory.table(&config.name) {
                     Ok(table) => table,
@@ -129,10 +130,9 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
                     error => error,
                 })?);
             }
-            (RecordKind::Memory, None) => match content::read_numbers(body).as_deref() {
-                Ok(&[number]) => identity = Some(number),
-                _ => return Err(records.damaged("the memory's identity is one number")),
-            },
+            (RecordKind::Memory, None) => {
+                identity = Some(content::from_json(&body).map_err(|reason| records.damaged(reason))?);
+            }
             (RecordKind::End, None) => {
                 records.finish()?;
                 return Ok(Contents { identity, tables, parameters });

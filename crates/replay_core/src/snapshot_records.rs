@@ -4,23 +4,21 @@
 //! snapshot magic b"innetmem", version u16 and its complement u16, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
-//!   1 table    its definition ([`TableConfig`]) as JSON; the records up to the next table belong to it
-//!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
-//!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
-//!              wire has it; in the order of arrival
-//!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
-//!              order, of their insertion or update
-//!   5 state    numbers, see [`content::TableState`]; the table's last record
-//!   6 end      empty; the file's last record
+//!   1 table       its definition ([`TableConfig`]); the records up to the next table belong to it
+//!   2 stream      [`content::StreamRecord`]
+//!   3 chunk       stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
+//!                 wire has it; in the order of arrival
+//!   4 items       40 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
+//!                 order, of their insertion or update
+//!   5 state       [`content::TableState`]; the table's last record
+//!   6 end         empty; the file's last record
 //!   7 parameters  a name's newest version, or a dropped name's last one, see [`content::ParametersRecord`]; before the first table
-//!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
-//!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
-//!   10 reading  numbers by which readers of the table go on, see [`content::ReadingRecord`]; before its state
-//!   11 memory   u64: the memory's identity; the first record
+//!   8 writer      an open writer, [`content::WriterRecord`]; after the chunks of its table
+//!   9 memory      the memory's identity, a number; the first record
 //! ```
 //!
-//! Only servers' snapshots have kinds 7 to 11. Integers are little endian. A checksum covers the whole file up to it, so a record that is
-//! damaged, missing or out of place is found at the record.
+//! Only servers' snapshots have kinds 7 to 9. Bodies are JSON unless they are said to be bytes; integers are little endian. A checksum covers
+//! the whole file up to it, so a record that is damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
 //!
@@ -35,6 +33,7 @@ use std::io::{Read, Write};
 
 use bytes::Bytes;
 use crc32fast::Hasher;
+use serde::Serialize;
 
 use crate::error::{Error, Result};
 use base::allocation;
@@ -42,7 +41,7 @@ use base::error::OsError;
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,15 +55,13 @@ pub enum RecordKind {
     End = 6,
     Parameters = 7,
     Writer = 8,
-    Ids = 9,
-    Reading = 10,
-    Memory = 11,
+    Memory = 9,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids, Reading, Memory]
+        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Memory]
             .into_iter()
             .find(|&kind| kind as u32 == number)
     }
@@ -103,6 +100,11 @@ impl<W: Write> RecordWriter<W> {
         }
         let checksum = checksum(&self.sum);
         self.write(&checksum)
+    }
+
+    /// Writes a record whose body is JSON.
+    pub fn json(&mut self, kind: RecordKind, record: &impl Serialize) -> Result<()> {
+        self.record(kind, &[&content::to_json(record)?])
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {

@@ -57,7 +57,7 @@ impl Memory {
     fn insert(&self, id: ItemId) -> bool {
         let oldest = self.handles[usize::from(id == NEW)];
         let rows = ItemRows { first_row: id.generation, before: 0, after: 0 };
-        let inserted = self.items.insert(oldest, rows, id.generation.into(), 1);
+        let inserted = self.items.insert(oldest, rows, id.generation.into(), 0, 1);
         assert!(inserted.is_none_or(|inserted| inserted == id));
         inserted.is_some()
     }

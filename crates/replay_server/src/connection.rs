@@ -403,7 +403,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) = (body, &reply) {
             // An error means that the table was dropped since.
             if let Some(Ok(table)) = table.map(|table| table.get(self.context.service.memory())) {
-                table.attach_writer(open.writer, &self.unread);
+                table.writers().attach(open.writer, &self.unread);
                 log_opened(&table, open, opened);
             }
         }

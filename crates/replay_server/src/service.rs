@@ -280,7 +280,7 @@ impl Service {
             RequestBody::CloseWriter(close) => {
                 // A dropped table has no writers to close.
                 if let Ok(table) = of_table() {
-                    table.close_writer(close.writer, close.epoch)?;
+                    table.writers().close(close.writer, close.epoch)?;
                 }
                 ReplyBody::Done
             }

@@ -4,15 +4,17 @@
 use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
-use crate::sync::Ordering;
+use crate::slab::Handle;
+use crate::sync::{Ordering, lock};
 
 use super::Table;
 use super::ids::ItemId;
 use super::prepare::Prepared;
-use super::residents::{Resident, Residents};
+use super::residents::Residents;
+use super::stored::StoredChunk;
 
 /// Chunks taken out under the lock, to be dropped after it.
-pub type Evicted = Vec<Box<Resident>>;
+pub type Evicted = Vec<Handle>;
 
 /// Pushes wait for readers, and evict no more for them, once evicted chunks that these hold have more than a fourth of the table's
 /// bytes: a slow reader makes the table smaller by a fourth, and does not empty one of few large chunks.
@@ -27,37 +29,34 @@ impl Table {
     pub(super) fn make_room(&self, residents: &mut Residents, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
         // Evicted chunks whose blobs readers hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
-        let waits = pinned > self.capacity_bytes / HELD_BY_READERS;
+        let waits = pinned > self.held.limit / HELD_BY_READERS;
         let used = if waits { push.bytes } else { pinned + push.bytes };
-        let pinned_bytes = |used: u64| Cause::PinnedBytes {
-            pinned,
-            missing: used - self.capacity_bytes,
-            capacity_bytes: self.capacity_bytes,
-        };
-        if pinned + push.bytes > self.capacity_bytes {
+        let pinned_bytes =
+            |used: u64| Cause::PinnedBytes { pinned, missing: used - self.held.limit, capacity_bytes: self.held.limit };
+        if pinned + push.bytes > self.held.limit {
             return Err(pinned_bytes(pinned + push.bytes));
         }
         let items = push.items.len();
         while residents.steps + push.rows > self.config.capacity
-            || residents.bytes + used > self.capacity_bytes
+            || residents.bytes + used > self.held.limit
             || self.items.free() < items
         {
             if evicted.len() == evicted.capacity() {
                 return Ok(false);
             }
-            let Some(oldest) = residents.pop() else {
+            let Some((handle, oldest)) = residents.pop(&self.chunks) else {
                 return Err(Cause::LastItems);
             };
             self.end_items(&oldest);
-            evicted.push(oldest);
+            evicted.push(handle);
         }
-        self.first_arrival.store(residents.first, Ordering::Relaxed);
+        self.residents.first.store(residents.first, Ordering::Relaxed);
         let bytes = residents.bytes + pinned + push.bytes;
-        if waits && bytes > self.capacity_bytes {
+        if waits && bytes > self.held.limit {
             return Err(pinned_bytes(bytes));
         }
         // Evicted chunks count until they are dropped, after the lock is released.
-        Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
+        Ok(self.held.bytes() + push.bytes <= self.held.limit)
     }
 
     /// Removes all chunks that are live now, with their items, and resets the limiter and the largest priority. Writers
@@ -92,13 +91,13 @@ impl Table {
     fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
         let mut residents = self.lock_residents()?;
         while removed.len() < EVICTED_AT_ONCE && residents.first < end {
-            let Some(oldest) = residents.pop() else { break };
-            for &id in &oldest.items {
+            let Some((handle, oldest)) = residents.pop(&self.chunks) else { break };
+            for &id in lock(&oldest.items).iter() {
                 self.kill(id);
             }
-            removed.push(oldest);
+            removed.push(handle);
         }
-        self.first_arrival.store(residents.first, Ordering::Relaxed);
+        self.residents.first.store(residents.first, Ordering::Relaxed);
         drop(residents);
         let some = !removed.is_empty();
         self.retire(removed);
@@ -106,23 +105,24 @@ impl Table {
     }
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
-    fn end_items(&self, chunk: &Resident) {
+    fn end_items(&self, chunk: &StoredChunk) {
         let (mut ended, mut unread) = (0, 0);
-        for left in chunk.items.iter().filter_map(|&id| self.end(id)) {
+        for left in lock(&chunk.items).iter().filter_map(|&id| self.end(id)) {
             ended += 1;
             unread += u64::from(left > 0);
         }
         let counters = &self.counters;
         counters.evicted_items.fetch_add(ended, Ordering::Relaxed);
         counters.evicted_unread_items.fetch_add(unread, Ordering::Relaxed);
-        counters.evicted_steps.fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+        counters.evicted_steps.fetch_add(u64::from(chunk.packed.rows()), Ordering::Relaxed);
     }
 
     /// Logs, once, that items are evicted before their last sample. Without the locks of table and writer.
     pub(super) fn warn_of_unread_items(&self) {
         let unread = self.counters.evicted_unread_items.load(Ordering::Relaxed);
         // Relaxed: the flag publishes nothing. Read first, as every push comes here.
-        let logged = || self.unread_logged.load(Ordering::Relaxed) || self.unread_logged.swap(true, Ordering::Relaxed);
+        let logged = &self.counters.unread_logged;
+        let logged = || logged.load(Ordering::Relaxed) || logged.swap(true, Ordering::Relaxed);
         if unread > 0 && !logged() {
             tracing::warn!(
                 "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its readers \
@@ -150,8 +150,8 @@ impl Table {
 
     /// Drops evicted chunks, now or with their last pin. Without the insert lock.
     pub(super) fn retire(&self, evicted: &mut Evicted) {
-        for chunk in evicted.drain(..) {
-            self.chunks.retire(chunk.handle);
+        for handle in evicted.drain(..) {
+            self.chunks.retire(handle);
         }
     }
 }
@@ -163,25 +163,25 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::schema::{Column, Dtype, TableConfig};
     use crate::table::ids::ItemId;
-    use crate::table::{Attempt, Turn, test_requests};
+    use crate::table::{Attempt, Turn, tests};
 
     use super::*;
 
     /// Pushes a chunk of one step with an item, and returns the item.
     fn push(table: &Table, sequence: u64, priority: f32) -> ItemId {
-        let push = test_requests::push(sequence, Some(priority));
+        let push = tests::push(sequence, Some(priority));
         let pushed = table.try_push(&push, &mut Turn::default());
         assert!(matches!(pushed, Ok(Attempt::Ready(_))));
-        let mut residents = table.lock_residents().unwrap();
-        let newest = residents.end() - 1;
-        residents.get_mut(newest).unwrap().items[0]
+        let residents = table.lock_residents().unwrap();
+        let newest = residents.get(residents.end() - 1).unwrap();
+        lock(&table.chunks.pin(newest).unwrap().items)[0]
     }
 
     /// A table of more chunks than one hold of the lock removes, and its newest item.
     fn table() -> (Arc<Table>, ItemId) {
         let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 2 * CHUNKS);
         let table = Memory::new(MemoryLimits::default()).create_table(&config).unwrap();
-        table.open_writer(&test_requests::open(1, 1)).unwrap();
+        table.open_writer(&tests::open(1, 1)).unwrap();
         let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();
         (table, items[items.len() - 1])
     }

@@ -174,7 +174,7 @@ mod tests {
         let own = IdSpace::of(1, 0);
         let items = Items::new(own, 3, -19, 0);
         let rows = ItemRows { first_row: 0, before: 0, after: 0 };
-        let insert = || items.insert(Handle::from_bits(0), rows, 0, 5).unwrap();
+        let insert = || items.insert(Handle::from_bits(0), rows, 0, 0, 5).unwrap();
         let [first, second] = [insert(), insert()];
         let earlier = IdSpace::of(1, 900);
         let dead = ItemId { slot: 0, generation: 1901 };

@@ -155,8 +155,9 @@ impl Items {
         self.samples_left.load(Ordering::Relaxed)
     }
 
-    /// Makes an item whose first row is in the chunk `oldest`, with `units` of mass; `None` when no slot is free.
-    pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, units: u64) -> Option<ItemId> {
+    /// Makes an item whose first row is in the chunk `oldest`, with `units` of mass and, if it is restored, earlier samples; `None`
+    /// when no slot is free.
+    pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, sampled: u32, units: u64) -> Option<ItemId> {
         let slot = self.free.pop()?;
         let words = &self.words[slot as usize];
         let window = u64::from(rows.first_row) << 32 | u64::from(rows.before) << 16 | u64::from(rows.after);
@@ -169,14 +170,18 @@ impl Items {
         words.oldest.store(oldest.to_bits(), Ordering::Relaxed);
         words.window.store(window, Ordering::Relaxed);
         words.born.store(born, Ordering::Relaxed);
-        words.samples.store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
+        // The count stays below `CLOSED`.
+        let samples = u64::from(sampled).min(CLOSED - 1);
+        words.samples.store(u64::from(lifetime.wrapping_add(1)) << 32 | samples, Ordering::Relaxed);
         // Before the item can die, so that the count of live items never falls below zero.
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
         let generation = self.tree.activate(slot, units);
         // After activation: counted samples have mass in the tree. Pairs with the Acquire in `reserve_samples`.
-        self.samples_left
-            .fetch_add(i64::from(self.max_times_sampled), fault::weakened(Fault::EarlySamples, Ordering::Release));
+        self.samples_left.fetch_add(
+            i64::from(self.max_times_sampled.saturating_sub(sampled)),
+            fault::weakened(Fault::EarlySamples, Ordering::Release),
+        );
         Some(ItemId { slot, generation })
     }
 
@@ -356,19 +361,6 @@ impl Items {
         self.max_times_sampled > 0 && times_sampled >= self.max_times_sampled
     }
 
-    /// Adds the samples that a restored item had when it was saved. Only while no sample can find it: without mass, and
-    /// unknown to the sampler.
-    pub fn count_earlier_samples(&self, id: ItemId, samples: u32) {
-        let samples = if self.max_times_sampled > 0 {
-            self.samples_left.fetch_sub(i64::from(samples), Ordering::Relaxed);
-            samples
-        } else {
-            // The count stays below `CLOSED`.
-            samples.min(u32::MAX - 1)
-        };
-        self.words[id.slot as usize].samples.fetch_add(u64::from(samples), Ordering::Relaxed);
-    }
-
     /// Ends an item; true for exactly one caller.
     pub fn kill(&self, id: ItemId) -> bool {
         self.end(id).is_some()
@@ -406,11 +398,11 @@ mod tests {
     fn slots_begin_with_the_generation_of_their_table() {
         let last = IdSpace::of(9, (1 << 24) - 1);
         let items = Items::new(last, 1, 0, 0);
-        let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let first = items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
         assert_eq!(first.generation, (1 << 25) - 1);
         assert_eq!(items.named(items.id_bits(first)), Some(first));
         assert!(items.confirm(first) && items.kill(first));
-        let wrapped = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let wrapped = items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
         assert_eq!(wrapped.generation, 1);
         let elsewhere = IdSpace::of(9, 0).to_bits(ItemId { slot: 1, generation: 1 });
         assert_eq!(items.named(elsewhere), None, "a slot beyond the table");
@@ -419,12 +411,12 @@ mod tests {
     #[test]
     fn a_slot_is_used_again_under_another_id() {
         let items = Items::new(IDS, 1, -19, 0);
-        let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
-        assert!(items.insert(OLDEST, ROWS, 0, 5).is_none());
+        let first = items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
+        assert!(items.insert(OLDEST, ROWS, 0, 0, 5).is_none());
         let metadata = items.metadata(first.slot);
         assert_eq!((metadata.oldest, metadata.rows), (OLDEST, ROWS));
         assert!(items.kill(first) && !items.kill(first));
-        let second = items.insert(OLDEST, ROWS, 9, 5).unwrap();
+        let second = items.insert(OLDEST, ROWS, 9, 0, 5).unwrap();
         assert_ne!(first, second);
         assert!(!items.confirm(first) && items.confirm(second));
         assert!(items.claim(first, &metadata, 5).is_none(), "a late claim must not count for the newcomer");
@@ -435,7 +427,7 @@ mod tests {
     #[test]
     fn samples_are_reserved_claimed_undone_and_end_the_item() {
         let items = Items::new(IDS, 4, -19, 2);
-        let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let id = items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
         let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(3, false), Err(2));
         assert_eq!(items.reserve_samples(3, true), Ok(2));
@@ -458,14 +450,14 @@ mod tests {
     #[test]
     fn a_dead_items_samples_are_gone() {
         let items = Items::new(IDS, 4, -19, 3);
-        let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let id = items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
         let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(1, false), Ok(1));
         let claim = items.claim(id, &metadata, 5).unwrap();
         items.kill(id);
         items.undo(&claim);
         assert_eq!(items.reserve_samples(1, true), Err(0));
-        items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        items.insert(OLDEST, ROWS, 0, 0, 5).unwrap();
         assert_eq!(items.reserve_samples(4, true), Ok(3));
     }
 }

@@ -37,7 +37,7 @@ impl MaxPriority {
     /// The largest priority; `None` where none is above zero.
     pub fn get(&self, items: &Items) -> Option<f64> {
         let bits = match &self.live {
-            None => self.ever_bits(),
+            None => self.ever.load(Ordering::Relaxed),
             Some(live) => {
                 let mut live = live.lock();
                 // Items that have died leave the order here: one step for each that was inserted.
@@ -51,9 +51,9 @@ impl MaxPriority {
         (bits > 0).then(|| f64::from_bits(bits))
     }
 
-    /// Bits of the largest priority since the table was made or emptied, for a snapshot.
-    pub fn ever_bits(&self) -> u64 {
-        self.ever.load(Ordering::Relaxed)
+    /// The largest priority since the table was made or emptied, for a snapshot; 0 while none was above zero.
+    pub fn ever(&self) -> f64 {
+        f64::from_bits(self.ever.load(Ordering::Relaxed))
     }
 
     /// Counts the priorities of items that were just inserted, of which `priority` is the largest. Only under the insert lock.
@@ -65,7 +65,7 @@ impl MaxPriority {
     }
 
     fn is_larger(&self, priority: f64) -> bool {
-        self.ever_bits() < bits(priority)
+        self.ever() < priority
     }
 
     /// Adds an item that was just inserted. Only under the insert lock.

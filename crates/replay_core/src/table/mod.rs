@@ -15,7 +15,7 @@
 //! | `read` | all steps, in their order of arrival |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting`, `pending_call` | queues of waiting calls; the state of one call |
-//! | `stats` | counters |
+//! | `counters`, `stats` | counters; their JSON |
 //!
 //! # Invariant
 //!
@@ -27,7 +27,7 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod activity;
-mod attempt;
+pub(crate) mod counters;
 mod credit;
 mod evict;
 mod max_priority;
@@ -42,14 +42,13 @@ pub(crate) mod save;
 mod stats;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
-mod test_requests;
+mod tests;
 mod update;
 mod waiting;
 mod writers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::budget::Reservation;
 use crate::cause::{Cause, WaitReason};
@@ -61,21 +60,21 @@ use crate::replay::{OpenWriter, WriterOpened};
 use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
+use crate::sum_tree::Strata;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, MutexGuard, Ordering, is_poisoned};
 use base::host;
 
 pub use activity::Activity;
-pub use attempt::Attempt;
-pub use pending_call::{PendingCall, Step};
+pub use pending_call::{Attempt, PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::Writers;
 
+use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
-use residents::Residents;
+use residents::{LockedResidents, Residents};
 use samplers::ItemSampler;
-use stats::TableCounters;
 use stored::{Chunks, Held};
 
 /// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, an update
@@ -83,17 +82,10 @@ use stored::{Chunks, Held};
 /// in the queue of free slots. Pushes share one short lock.
 pub struct Table {
     config: Arc<TableConfig>,
-    layout: RowLayout,
-    /// [`TableConfig::checksum`] without and with the view.
-    checksums: [u32; 2],
-    /// Limit of `held`: [`TableConfig::effective_capacity_bytes`].
-    capacity_bytes: u64,
+    format: RowFormat,
     items: Items,
     chunks: Chunks,
-    /// The insert lock.
-    residents: Mutex<Residents>,
-    /// Copy of `Residents::first` for readers without the lock; may lag.
-    first_arrival: AtomicU64,
+    residents: LockedResidents,
     writers: Writers,
     sampler: Box<dyn ItemSampler>,
     limiter: Arc<Limiter>,
@@ -102,14 +94,31 @@ pub struct Table {
     held: Arc<Held>,
     max_priority: MaxPriority,
     counters: TableCounters,
-    /// The first eviction of an item before its last sample was logged.
-    unread_logged: AtomicBool,
-    /// Seed of the random samples, with `samples`, the number of the next one.
-    seed: u64,
-    samples: AtomicU64,
+    draws: Draws,
     dropped: AtomicBool,
     /// Parameters of the memory, for the version lag of writers.
     parameters: Arc<ParameterStore>,
+}
+
+/// What the bytes of rows mean.
+struct RowFormat {
+    layout: RowLayout,
+    /// [`TableConfig::checksum`] without and with the view: what readers decode with.
+    checksums: [u32; 2],
+}
+
+/// The random samples of a table: each follows from the seed and its number.
+struct Draws {
+    seed: u64,
+    /// Number of the next one.
+    next: AtomicU64,
+}
+
+impl Draws {
+    /// Targets of the next sample.
+    fn next(&self) -> Strata {
+        Strata::new(self.seed, self.next.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 impl Table {
@@ -140,23 +149,21 @@ impl Table {
         let capacity = config.capacity as u32;
         let ids = IdSpace::new()?;
         Ok(Table {
-            layout: RowLayout::of(&config),
-            checksums: [false, true].map(|with_view| config.checksum(with_view)),
-            capacity_bytes: config.effective_capacity_bytes(),
+            format: RowFormat {
+                layout: RowLayout::of(&config),
+                checksums: [false, true].map(|with_view| config.checksum(with_view)),
+            },
             items: Items::new(ids, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
-            residents: Mutex::new(Residents::new(ids.number(), capacity as usize)),
-            first_arrival: AtomicU64::new(0),
+            residents: LockedResidents::new(ids.number(), capacity as usize),
             writers: Writers::new(&config.name),
             sampler: samplers::make(&config),
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
-            held: Held::new(reservation),
+            held: Held::new(reservation, config.effective_capacity_bytes()),
             max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
-            unread_logged: AtomicBool::new(false),
-            seed,
-            samples: AtomicU64::new(0),
+            draws: Draws { seed, next: AtomicU64::new(0) },
             dropped: AtomicBool::new(false),
             parameters,
             config: Arc::new(config),
@@ -179,28 +186,15 @@ impl Table {
     /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
     /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        self.open_writer_at(open, host::now())
-    }
-
-    /// [`Table::open_writer`] at the time `now`, which decides whether other writers are idle.
-    ///
-    /// # Errors
-    /// Errors of [`Table::open_writer`].
-    pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
         // Checked for one stream: the others may get no steps.
         self.config.check_window(1, open.window_before, open.window_after)?;
-        self.writers.open(open, now)
+        self.writers.open(open, host::now())
     }
 
-    /// As [`Writers::attach`].
-    pub fn attach_writer(&self, writer: u64, connection: &Arc<Activity>) {
-        self.writers.attach(writer, connection);
-    }
-
-    /// As [`Writers::has_parameters`].
-    pub fn writer_has_parameters(&self, writer: u64, name: &str, version: u64) {
-        self.writers.has_parameters(writer, name, version);
+    /// The writers. Also of a table that was dropped: calls that it refuses are [`Table::open_writer`] and [`Table::resume_writer`].
+    pub fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// As [`Writers::resume`].
@@ -210,14 +204,6 @@ impl Table {
     pub fn resume_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         self.writers.resume(open)
-    }
-
-    /// As [`Writers::close`]; the writer's steps stay.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] when a newer connection has taken over.
-    pub fn close_writer(&self, writer: u64, epoch: u32) -> Result<()> {
-        self.writers.close(writer, epoch)
     }
 
     /// Ends a table that was dropped: calls on it fail from now on, its steps are removed.
@@ -237,13 +223,13 @@ impl Table {
     /// # Errors
     /// [`Error::Internal`] once a holder has panicked.
     fn lock_residents(&self) -> Result<MutexGuard<'_, Residents>> {
-        self.residents.lock().map_err(|_| self.failed())
+        self.residents.lock.lock().map_err(|_| self.failed())
     }
 
     /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
     /// so nothing is read or written from then on, lest steps appear twice.
     pub fn has_failed(&self) -> bool {
-        is_poisoned(&self.residents)
+        is_poisoned(&self.residents.lock)
     }
 
     /// Runs a call that changes the table. Its panic is counted, logged and returned as an error, so that a server survives it.

@@ -7,7 +7,26 @@ use crate::cause::WaitReason;
 use crate::error::{Error, Result};
 use base::wait::Wait;
 
-use super::{Attempt, Turn};
+use super::Turn;
+
+/// Result of one attempt at a call that may have to wait.
+#[derive(Debug)]
+pub enum Attempt<T> {
+    /// Done.
+    Ready(T),
+    /// Nothing was done. [`PendingCall`] says when to try again.
+    Blocked(WaitReason),
+}
+
+impl<T> Attempt<T> {
+    /// Maps the result of a finished attempt.
+    pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Attempt<U> {
+        match self {
+            Attempt::Ready(done) => Attempt::Ready(result(done)),
+            Attempt::Blocked(reason) => Attempt::Blocked(reason),
+        }
+    }
+}
 
 /// One call from its first attempt to its end.
 pub struct PendingCall<E = Error> {

@@ -9,13 +9,13 @@ use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
+use crate::slab::Handle;
 use crate::sync::Ordering;
 use base::error::check_size;
 
 use super::Table;
 use super::items::ItemRows;
-use super::residents::EXTRA_ITEMS;
-use super::stored::{Charge, NewChunk, StoredChunk};
+use super::stored::{Charge, Chunks, StoredChunk};
 use super::streams::{ChunkSpan, FirstChunk};
 use super::writers::TableWriter;
 
@@ -31,12 +31,28 @@ pub struct Prepared {
 }
 
 pub struct PreparedChunk {
-    pub new: NewChunk,
+    /// `None` once the slab has it.
+    pub stored: Option<Box<StoredChunk>>,
+    /// In the slab.
+    pub handle: Option<Handle>,
     pub stream: u32,
     /// Its steps; the arrival is filled in when it is in place.
     pub span: ChunkSpan,
     /// Arrival of the stream's chunk that it continues.
     pub continues: Option<u64>,
+}
+
+impl PreparedChunk {
+    /// Inserts the chunk into the slab; false when no slot is free.
+    pub fn enter(&mut self, slab: &Chunks) -> bool {
+        match self.stored.take().map(|stored| slab.insert(stored)) {
+            Some(Ok(handle)) => self.handle = Some(handle),
+            // Dropped without the lock.
+            Some(Err(stored)) => self.stored = Some(stored),
+            None => {}
+        }
+        self.handle.is_some()
+    }
 }
 
 pub struct PreparedItem {
@@ -47,6 +63,10 @@ pub struct PreparedItem {
     /// The part of it that counts for the largest priority.
     pub raises: f64,
     pub units: u64,
+    /// Steps that the table had taken when it was inserted; of a push, filled in when it is in place.
+    pub born: u64,
+    /// Samples of it before it was restored.
+    pub times_sampled: u32,
 }
 
 impl Table {
@@ -61,7 +81,7 @@ impl Table {
         let advice = "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity";
         let check = |what, size, limit| check_size(what, size, limit, advice);
         check("a push, in steps,", rows, self.config.capacity)?;
-        check("a push, in bytes,", bytes, self.capacity_bytes)?;
+        check("a push, in bytes,", bytes, self.held.limit)?;
         let slots = self.items.capacity() as u64;
         check("a push, in items,", body.items.len() as u64, slots)?;
         body.check_priorities()?;
@@ -70,18 +90,14 @@ impl Table {
         let items = self.check_items(writer, body)?;
         let late = (body.items.len() - items.len()) as u64;
 
-        let identity = &writer.identity;
-        let extra = EXTRA_ITEMS.min(identity.window_before.into());
         let last = packed.len().wrapping_sub(1);
         let chunks = body.chunks.iter().zip(packed).enumerate();
         let chunks = chunks.map(|(index, (head, packed))| {
-            let writer_name = identity.clone();
-            let stored = StoredChunk::new(packed, writer_name, head.stream, head.first_step);
             let freed_bytes = if index == last { bytes } else { 0 };
-            let stream = &writer.streams[head.stream as usize];
+            let (identity, stream) = (writer.identity.clone(), &writer.streams[head.stream as usize]);
             PreparedChunk {
-                // Includes later pushes' items that begin in this chunk: the list does not grow under the lock.
-                new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
+                stored: Some(StoredChunk::new(packed, identity, head.stream, head.first_step, freed_bytes)),
+                handle: None,
                 stream: head.stream,
                 span: stream.arriving(head.first_step, head.rows),
                 continues: stream.continues(head.first_step),
@@ -105,7 +121,7 @@ impl Table {
                 writer.identity.name
             )));
         }
-        let first_arrival = self.first_arrival.load(Ordering::Relaxed);
+        let first_arrival = self.residents.first.load(Ordering::Relaxed);
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {
@@ -114,7 +130,7 @@ impl Table {
                 );
             }
             let chunk = rest.split_to(head.bytes as usize);
-            packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
+            packed.push(PackedRows::check(&self.format.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
             stream.reserve();
@@ -157,6 +173,8 @@ impl Table {
                 // A maximum from before the table was emptied does not count again.
                 raises: item.priority.map_or(priority.min(1.0), f64::from),
                 units: 0,
+                born: 0,
+                times_sampled: 0,
             });
         }
         for (item, units) in items.iter_mut().zip(self.sampler.units(&self.items, priorities)) {
@@ -250,9 +268,10 @@ mod tests {
         const ROWS: u64 = 8;
         let table = table(100, 3, 12);
         let room = || {
-            let mut residents = lock(&table.residents);
-            let first = residents.get_mut(0).expect("it is live");
-            (first.items.len(), first.items.capacity())
+            let first = lock(&table.residents.lock).get(0).expect("it is live");
+            let chunk = table.chunks.pin(first).expect("it is live");
+            let items = lock(&chunk.items);
+            (items.len(), items.capacity())
         };
         // Windows that span three chunks: the first two pushes complete none.
         push(&table, ROWS, 1, vec![]);

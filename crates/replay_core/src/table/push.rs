@@ -1,5 +1,5 @@
 //! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `evict` frees space, and
-//! [`Table::place`] inserts it.
+//! `Table::place` inserts it.
 //!
 //! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
 //! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
@@ -15,11 +15,14 @@ use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::{Push, PushBody};
+use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
 
 use super::evict::EVICTED_AT_ONCE;
-use super::prepare::Prepared;
+use super::ids::ItemId;
+use super::prepare::{Prepared, PreparedChunk, PreparedItem};
 use super::residents::Residents;
+use super::stored::PinnedChunk;
 use super::streams::FirstChunk;
 use super::writers::{TableWriter, WriterIdentity};
 use super::{Attempt, Table, Turn};
@@ -135,7 +138,7 @@ impl Table {
                 Err(cause) => {
                     // Without a notice: it would wake this call itself. Pushes that were refused because of these
                     // items try again at the end of their slice.
-                    for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
+                    for handle in prepared.chunks.iter().filter_map(|c| c.handle) {
                         self.chunks.retire(handle);
                     }
                     return Ok(self.blocked(cause));
@@ -184,54 +187,79 @@ impl Table {
         kept as f64 / (inserted as f64 / items as f64).max(1.0)
     }
 
-    /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left
-    /// for a chunk: then nothing is in place, and the caller retires the chunks that have one.
+    /// Puts a push in place, and counts it. Only under the insert lock. `Err` as of [`Self::place_chunks`].
     fn place(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<bool> {
-        let mut chunks = push.chunks.iter_mut();
-        if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
-            return Err(Cause::PinnedChunks);
-        }
-        push.charge.count(push.bytes);
-        for chunk in &mut push.chunks {
-            let Some(resident) = chunk.new.take_resident() else {
-                continue;
-            };
-            let previous = chunk.continues.and_then(|c| residents.get_mut(c));
-            if let Some(previous) = previous.and_then(|p| self.chunks.pin(p.handle)) {
-                previous.set_next(resident.handle);
-            }
-            chunk.span.arrival = residents.push(resident);
-        }
+        self.place_chunks(residents, push)?;
         let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
+        push.items.iter_mut().for_each(|item| item.born = born);
         let (mut inserted, mut largest) = (0, 0.0f64);
-        for item in &push.items {
-            let arrival = match item.first_chunk {
-                FirstChunk::Stored(arrival) => arrival,
-                FirstChunk::Pushed(index) => push.chunks[index].span.arrival,
-            };
-            // None: it was evicted since the check, perhaps for this push.
-            let Some(resident) = residents.get_mut(arrival) else {
-                continue;
-            };
-            let id = self
-                .items
-                .insert(resident.handle, item.rows, born, item.units)
-                .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            self.sampler.insert(id, item.priority);
-            self.max_priority.insert(id, item.priority);
-            resident.items.push(id);
-            if let Some(after) = residents.after_moment.as_mut().filter(|after| after.taken == born) {
-                after.items.insert(id);
-            }
-            largest = largest.max(item.raises);
+        self.place_items(residents, &push.items, &push.chunks, |index, _| {
+            largest = largest.max(push.items[index].raises);
             inserted += 1;
-        }
+        });
         self.max_priority.raise(largest);
         self.limiter.count_insert(inserted);
         let late = push.late + push.items.len() as u64 - inserted;
         self.counters.inserted_items.fetch_add(inserted, Ordering::Relaxed);
         self.counters.late_items.fetch_add(late, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Puts chunks in place, and links between them. Only under the insert lock. `Err` when no slot is left for one: then none
+    /// is in place, and the caller retires those that have a slot.
+    pub(super) fn place_chunks(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<()> {
+        if !push.chunks.iter_mut().all(|chunk| chunk.enter(&self.chunks)) {
+            return Err(Cause::PinnedChunks);
+        }
+        push.charge.count(push.bytes);
+        for chunk in &mut push.chunks {
+            let pinned = chunk.handle.and_then(|handle| Some((handle, self.chunks.pin(handle)?)));
+            let Some((handle, stored)) = pinned else { continue };
+            let previous = chunk.continues.and_then(|c| residents.get(c));
+            if let Some(previous) = previous.and_then(|p| self.chunks.pin(p)) {
+                previous.set_next(handle);
+            }
+            chunk.span.arrival = residents.push(handle, &stored);
+        }
+        Ok(())
+    }
+
+    /// Puts items in place, whose chunks are, also those of the same push: `pushed`. Calls `placed` with index and id of each. Only under
+    /// the insert lock.
+    pub(super) fn place_items(
+        &self,
+        residents: &mut Residents,
+        items: &[PreparedItem],
+        pushed: &[PreparedChunk],
+        mut placed: impl FnMut(usize, ItemId),
+    ) {
+        // The chunk of the last item: neighbours begin in the same one.
+        let mut first: Option<(u64, Handle, PinnedChunk<'_>)> = None;
+        for (index, item) in items.iter().enumerate() {
+            let arrival = match item.first_chunk {
+                FirstChunk::Stored(arrival) => arrival,
+                FirstChunk::Pushed(index) => pushed[index].span.arrival,
+            };
+            if first.as_ref().is_none_or(|(of, ..)| *of != arrival) {
+                let chunk = |handle| Some((arrival, handle, self.chunks.pin(handle)?));
+                first = residents.get(arrival).and_then(chunk);
+            }
+            // None: it was evicted since the check, perhaps for this push.
+            let Some((_, handle, chunk)) = &first else {
+                continue;
+            };
+            let id = self
+                .items
+                .insert(*handle, item.rows, item.born, item.times_sampled, item.units)
+                .expect("make_room left a free slot, and only the insert lock's holder takes one");
+            self.sampler.insert(id, item.priority);
+            self.max_priority.insert(id, item.priority);
+            lock(&chunk.items).push(id);
+            if let Some(after) = residents.after_moment.as_mut().filter(|after| after.taken == item.born) {
+                after.items.insert(id);
+            }
+            placed(index, id);
+        }
     }
 }
 
@@ -244,7 +272,7 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::SampleRequest;
     use crate::schema::{Codec, Column, Dtype, TableConfig};
-    use crate::table::test_requests::{open, push};
+    use crate::table::tests::{open, push};
     use crate::table::writers::Writers;
 
     use super::*;

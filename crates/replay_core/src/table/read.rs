@@ -66,10 +66,10 @@ impl Table {
     /// Numbers and handles of a few chunks, from the number `next` up to `end`, exclusive. `next` becomes the number after them.
     pub(super) fn name_chunks(&self, next: &mut u64, end: u64) -> Result<Vec<(u64, Handle)>> {
         let mut named = Vec::with_capacity(NAMED_AT_ONCE);
-        let mut residents = self.lock_residents()?;
+        let residents = self.lock_residents()?;
         *next = residents.first.max(*next);
         while *next < end && named.len() < NAMED_AT_ONCE {
-            named.extend(residents.get_mut(*next).map(|chunk| (*next, chunk.handle)));
+            named.extend(residents.get(*next).map(|handle| (*next, handle)));
             *next += 1;
         }
         Ok(named)

@@ -3,26 +3,30 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::slab::Handle;
+use crate::sync::{AtomicU64, Mutex};
 
 use super::ids::ItemId;
+use super::stored::{Chunks, PinnedChunk, StoredChunk};
 
-/// Reserved capacity of a chunk for items beyond one per row: those whose observation stack is cut at an episode's start.
-/// With longer stacks the list may grow under the insert lock where an episode begins with its chunk.
-pub const EXTRA_ITEMS: usize = 12;
+/// The live chunks under the table's insert lock.
+pub struct LockedResidents {
+    pub lock: Mutex<Residents>,
+    /// Copy of [`Residents::first`] for readers without the lock; may lag.
+    pub first: AtomicU64,
+}
 
-/// A live chunk and the items that die with it.
-pub struct Resident {
-    pub handle: Handle,
-    pub rows: u32,
-    /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
-    pub freed_bytes: u64,
-    /// Items whose first row is in it. Some may have died already.
-    pub items: Vec<ItemId>,
+impl LockedResidents {
+    /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
+    pub fn new(number: u16, chunks: usize) -> Self {
+        let chunks = VecDeque::with_capacity(chunks);
+        let residents = Residents { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None };
+        LockedResidents { lock: Mutex::new(residents), first: AtomicU64::new(0) }
+    }
 }
 
 /// Live chunks, oldest first, numbered by arrival.
 pub struct Residents {
-    chunks: VecDeque<Box<Resident>>,
+    chunks: VecDeque<Handle>,
     /// Number of the table in the positions of readers: of the first table in a line of restarts.
     pub number: u16,
     /// Number of the oldest live chunk.
@@ -44,14 +48,9 @@ pub struct AfterMoment {
 }
 
 impl Residents {
-    /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
-    pub fn new(number: u16, chunks: usize) -> Self {
-        Residents { chunks: VecDeque::with_capacity(chunks), number, first: 0, steps: 0, bytes: 0, after_moment: None }
-    }
-
     /// Bytes of the list for `chunks` chunks.
     pub fn bytes_of(chunks: u32) -> u64 {
-        u64::from(chunks) * size_of::<Box<Resident>>() as u64
+        u64::from(chunks) * size_of::<Handle>() as u64
     }
 
     /// Number that the next chunk will have.
@@ -59,24 +58,27 @@ impl Residents {
         self.first + self.chunks.len() as u64
     }
 
-    pub fn get_mut(&mut self, arrival: u64) -> Option<&mut Resident> {
+    /// The chunk of a number, if it is live.
+    pub fn get(&self, arrival: u64) -> Option<Handle> {
         let index = arrival.checked_sub(self.first)?;
-        self.chunks.get_mut(index as usize).map(Box::as_mut)
+        self.chunks.get(index as usize).copied()
     }
 
     /// Adds a chunk as the newest and returns its number.
-    pub fn push(&mut self, chunk: Box<Resident>) -> u64 {
-        self.steps += u64::from(chunk.rows);
+    pub fn push(&mut self, handle: Handle, chunk: &StoredChunk) -> u64 {
+        self.steps += u64::from(chunk.packed.rows());
         self.bytes += chunk.freed_bytes;
-        self.chunks.push_back(chunk);
+        self.chunks.push_back(handle);
         self.end() - 1
     }
 
-    pub fn pop(&mut self) -> Option<Box<Resident>> {
-        let chunk = self.chunks.pop_front()?;
+    /// Takes the oldest chunk out. The caller retires it.
+    pub fn pop<'a>(&mut self, chunks: &'a Chunks) -> Option<(Handle, PinnedChunk<'a>)> {
+        let handle = self.chunks.pop_front()?;
+        let chunk = chunks.pin(handle).expect("a live chunk is in the slab");
         self.first += 1;
-        self.steps -= u64::from(chunk.rows);
+        self.steps -= u64::from(chunk.packed.rows());
         self.bytes -= chunk.freed_bytes;
-        Some(chunk)
+        Some((handle, chunk))
     }
 }

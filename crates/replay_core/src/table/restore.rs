@@ -1,9 +1,9 @@
 //! A table from the records of a snapshot: all of it is checked before anything is stored, and then put in place as
-//! a whole (`place`). The file comes from outside, so it is checked as a push is.
+//! a whole (`place`), as pushes are. The file comes from outside, so it is checked as a push is.
 
 pub(crate) mod place;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,13 +12,13 @@ use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
-use crate::snapshot_records::content::{
-    ChunkRecord, ItemRecord, ReadingRecord, StreamRecord, TableState, WriterRecord, WriterStream, read_numbers,
-};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, from_json};
 use crate::view_spec::ViewSpec;
 
 use super::Table;
-use super::stored::Charge;
+use super::prepare::{Prepared, PreparedChunk};
+use super::stored::{Charge, StoredChunk};
+use super::streams::{ChunkSpan, FirstChunk, Stream};
 use super::writers::{WriterIdentity, Writers};
 
 /// Limit of every count in a file, so that counting on from it does not overflow.
@@ -31,60 +31,28 @@ type RecordResult = std::result::Result<(), String>;
 pub(crate) struct Staged {
     table: Arc<Table>,
     saved: TableConfig,
+    /// Writers by their serials, shared by their chunks as by those that they push later.
+    identities: HashMap<u64, Arc<WriterIdentity>>,
     streams: Vec<StagedStream>,
-    chunks: VecDeque<StagedChunk>,
-    /// For each sequence of chunks without a gap, the step after its last.
-    runs: Vec<u64>,
-    /// Number in the snapshot of the first of `chunks`.
+    /// Each a push of its own, whose stream is an index in `streams`. Chunks have the numbers of the snapshot.
+    chunks: VecDeque<Prepared>,
+    /// Number of the first of `chunks`.
     first: u64,
     steps: u64,
     bytes: u64,
     items: Vec<ItemRecord>,
-    /// Index in `items` of each item of the last items record; `None` for one that is left out.
-    last_items: Vec<Option<usize>>,
-    /// Ids of `items`, if the snapshot has them.
-    ids: Vec<u64>,
     writers: Vec<WriterRecord>,
     /// Steps dropped because the table is too small.
     left_out: u64,
-    reading: Option<ReadingRecord>,
     state: Option<TableState>,
 }
 
 struct StagedStream {
     writer: Arc<WriterIdentity>,
     number: u32,
-    /// The number that the next step has unless there is a gap.
-    next_step: u64,
-    last_chunk: Option<u64>,
-    /// Index in `Staged::runs` of its last chunk.
-    run: usize,
-    /// Whether it is a stream of an open writer.
-    is_open: bool,
-}
-
-struct StagedChunk {
-    packed: PackedRows,
-    charge: Arc<Charge>,
-    stream: usize,
-    first_step: u64,
-    /// The chunk whose first row follows this one's last.
-    continued_by: Option<u64>,
-    /// Index in `Staged::runs`.
-    run: usize,
-    items: usize,
-}
-
-impl StagedChunk {
-    /// Bytes counted against the table's limit, as if this chunk were a push of its own.
-    fn bytes(&self) -> u64 {
-        self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
-    }
-
-    /// Its first step and its rows.
-    fn span(&self) -> (u64, u32) {
-        (self.first_step, self.packed.rows())
-    }
+    steps: Stream,
+    /// Number of the open writer that has it.
+    open: Option<u64>,
 }
 
 impl Staged {
@@ -111,18 +79,15 @@ impl Staged {
         Ok(Staged {
             table,
             saved,
+            identities: HashMap::new(),
             streams: Vec::new(),
             chunks: VecDeque::new(),
-            runs: Vec::new(),
             first: 0,
             steps: 0,
             bytes: 0,
             items: Vec::new(),
-            last_items: Vec::new(),
-            ids: Vec::new(),
             writers: Vec::new(),
             left_out: 0,
-            reading: None,
             state: None,
         })
     }
@@ -139,9 +104,8 @@ impl Staged {
         };
         let is_narrow = |before, after| before < view.before() || after < view.after();
         let narrow = |item: &&ItemRecord| {
-            let chunk = self.chunk(item.chunk.into());
-            let writer = chunk.map(|chunk| &self.streams[chunk.stream].writer);
-            writer.is_some_and(|writer| is_narrow(writer.window_before, writer.window_after))
+            let stream = self.stream_of(item.chunk.into());
+            stream.is_some_and(|stream| is_narrow(stream.writer.window_before, stream.writer.window_after))
         };
         let (narrow, items) = (self.items.iter().filter(narrow).count(), self.items.len());
         if narrow == 0 {
@@ -170,19 +134,14 @@ impl Staged {
     /// A description of its fault.
     pub fn take(&mut self, kind: RecordKind, body: Bytes) -> RecordResult {
         match kind {
-            RecordKind::Stream => self.take_stream(StreamRecord::from_bytes(body)?),
+            RecordKind::Stream => self.take_stream(from_json(&body)?),
             RecordKind::Chunk => {
                 let (head, packed) = ChunkRecord::from_bytes(body)?;
                 self.take_chunk(head, packed)
             }
-            RecordKind::Items => {
-                self.last_items.clear();
-                ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item))
-            }
-            RecordKind::Ids => self.take_ids(&read_numbers(body)?),
-            RecordKind::Writer => self.take_writer(WriterRecord::from_bytes(body)?),
-            RecordKind::Reading => self.take_reading(ReadingRecord::from_bytes(body)?),
-            RecordKind::State => self.take_state(TableState::from_bytes(body)?),
+            RecordKind::Items => ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item)),
+            RecordKind::Writer => self.take_writer(from_json(&body)?),
+            RecordKind::State => self.take_state(from_json(&body)?),
             RecordKind::Memory | RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
                 Err(format!("a record of kind {} inside a table", kind as u32))
             }
@@ -190,72 +149,68 @@ impl Staged {
     }
 
     fn take_stream(&mut self, stream: StreamRecord) -> RecordResult {
-        if stream.writer.len() > Writers::MAX_NAME_BYTES {
-            return Err(format!("a writer's name of {} bytes", stream.writer.len()));
-        }
-        self.streams.push(StagedStream {
-            writer: WriterIdentity::new(stream.writer, stream.window_before, stream.window_after),
-            number: stream.number,
-            next_step: 0,
-            last_chunk: None,
-            run: 0,
-            is_open: false,
-        });
+        let StreamRecord { writer, serial, window_before, window_after, number } = stream;
+        let writer = self.identity(writer, serial, window_before, window_after)?;
+        self.streams.push(StagedStream { writer, number, steps: Stream::default(), open: None });
         Ok(())
+    }
+
+    /// The writer of a serial, which belongs to one writer.
+    fn identity(
+        &mut self,
+        name: String,
+        serial: u64,
+        window_before: u16,
+        window_after: u16,
+    ) -> std::result::Result<Arc<WriterIdentity>, String> {
+        if name.len() > Writers::MAX_NAME_BYTES {
+            return Err(format!("a writer's name of {} bytes", name.len()));
+        }
+        let writer = WriterIdentity { name, window_before, window_after, serial };
+        let known = self.identities.entry(serial).or_insert_with(|| Arc::new(writer.clone()));
+        match **known == writer {
+            true => Ok(known.clone()),
+            false => Err(format!("two writers of the serial {serial:#018x}")),
+        }
     }
 
     fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> RecordResult {
         let number = self.end();
         let index = head.stream as usize;
-        let Some(stream) = self.streams.get_mut(index) else {
+        let Some(StagedStream { writer, number: stream, steps, open }) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
-        if stream.is_open {
+        if open.is_some() {
             return Err(format!("a chunk of stream {index} after its writer"));
         }
         let charge = Charge::new(&self.table.held);
-        let packed = PackedRows::check(&self.table.layout, head.rows, charge.payload(packed))
+        let bytes = packed.len() as u64 + TableConfig::CHUNK_BYTES;
+        let packed = PackedRows::check(&self.table.format.layout, head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
-        let next_step = head.first_step.checked_add(u64::from(head.rows));
-        let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {
-            return Err(format!("step {} of stream {index} after step {}", head.first_step, stream.next_step));
-        };
-        let continues = stream.next_step == head.first_step;
-        let previous = stream.last_chunk.replace(number).filter(|_| continues);
-        stream.next_step = next_step;
-        if previous.is_none() {
-            stream.run = self.runs.len();
-            self.runs.push(next_step);
+        if head.first_step < steps.next_step || head.first_step.checked_add(u64::from(head.rows)).is_none() {
+            return Err(format!("step {} of stream {index} after step {}", head.first_step, steps.next_step));
         }
-        let run = stream.run;
-        self.runs[run] = next_step;
-        if let Some(previous) = previous.and_then(|number| self.chunk_mut(number)) {
-            previous.continued_by = Some(number);
-        }
-        self.steps += u64::from(head.rows);
-        let chunk = StagedChunk {
-            packed,
-            charge,
-            stream: index,
-            first_step: head.first_step,
-            continued_by: None,
-            run,
-            items: 0,
+        let span = ChunkSpan { arrival: number, ..steps.arriving(head.first_step, head.rows) };
+        let chunk = PreparedChunk {
+            continues: steps.continues(head.first_step),
+            stored: Some(StoredChunk::new(packed, writer.clone(), *stream, head.first_step, bytes)),
+            handle: None,
+            stream: head.stream,
+            span,
         };
-        self.bytes += chunk.bytes();
-        self.chunks.push_back(chunk);
-        while self.steps > self.table.config.capacity || self.bytes > self.table.capacity_bytes {
+        steps.push(span);
+        let rows = u64::from(head.rows);
+        self.steps += rows;
+        self.bytes += bytes;
+        self.chunks.push_back(Prepared { chunks: vec![chunk], items: Vec::new(), charge, rows, bytes, late: 0 });
+        while self.steps > self.table.config.capacity || self.bytes > self.table.held.limit {
             self.leave_out_oldest();
         }
         Ok(())
     }
 
     fn take_writer(&mut self, writer: WriterRecord) -> RecordResult {
-        let name = &writer.name;
         let refuse = |reason: &str| Err(format!("writer {:#018x} {reason}", writer.number));
-        if name.len() > Writers::MAX_NAME_BYTES {
-            return refuse("with a name that is too long");
-        }
         let open = self.writers.iter().map(|other| other.streams.len());
         let streams = writer.streams.len() + open.sum::<usize>();
         if writer.streams.is_empty() || streams > Writers::MOST_STREAMS as usize {
@@ -270,47 +225,22 @@ impl Staged {
         if writer.last_sequence.max(writer.steps) >= MOST_COUNTED {
             return refuse("with a count that no writer reaches");
         }
+        let identity = self.identity(writer.name.clone(), writer.serial, writer.window_before, writer.window_after)?;
         for (number, stream) in (0..).zip(&writer.streams) {
-            if stream.record == WriterStream::WITHOUT_CHUNKS {
+            let Some(record) = stream.record else {
                 continue;
-            }
-            let Some(staged) = self.streams.get_mut(stream.record as usize) else {
+            };
+            let Some(staged) = self.streams.get_mut(record as usize) else {
                 return refuse("with a stream that is not there");
             };
-            let (identity, windows) = (&staged.writer, (writer.window_before, writer.window_after));
-            let same = identity.name == *name
-                && (identity.window_before, identity.window_after) == windows
+            let same = Arc::ptr_eq(&staged.writer, &identity)
                 && staged.number == number
-                && staged.next_step <= stream.next_step;
-            if !same || std::mem::replace(&mut staged.is_open, true) {
+                && staged.steps.next_step <= stream.next_step;
+            if !same || staged.open.replace(writer.number).is_some() {
                 return refuse("with a stream of another writer");
             }
         }
         self.writers.push(writer);
-        Ok(())
-    }
-
-    fn take_ids(&mut self, ids: &[u64]) -> RecordResult {
-        if ids.len() != self.last_items.len() {
-            return Err(format!("{} ids of {} items", ids.len(), self.last_items.len()));
-        }
-        for (&id, index) in ids.iter().zip(self.last_items.drain(..)) {
-            if let Some(index) = index {
-                // Ids are matched to items by position: an items record without ids would shift them.
-                if index != self.ids.len() {
-                    return Err("items without ids before items with ids".to_owned());
-                }
-                self.ids.push(id);
-            }
-        }
-        Ok(())
-    }
-
-    fn take_reading(&mut self, reading: ReadingRecord) -> RecordResult {
-        if reading.writers.len() != self.streams.len() || reading.end >= MOST_COUNTED || reading.end < self.end() {
-            return Err("numbers for readers that do not fit its chunks".to_owned());
-        }
-        self.reading = Some(reading);
         Ok(())
     }
 
@@ -323,63 +253,61 @@ impl Staged {
             return Err(format!("an item of priority {}", item.priority));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
-            self.last_items.push(None);
             return Ok(());
         }
         if self.items.len() as u64 >= self.saved.capacity {
             return Err(format!("more than the {} items that its table could hold", self.saved.capacity));
         }
         self.check_window(&item)?;
-        if let Some(chunk) = self.chunk_mut(number) {
-            chunk.items += 1;
-            self.last_items.push(Some(self.items.len()));
-            self.items.push(item);
-        }
+        self.items.push(item);
         Ok(())
     }
 
     /// Checks that the item's rows are present and consecutive.
     fn check_window(&self, item: &ItemRecord) -> RecordResult {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
-        let Some(chunk) = self.chunk(u64::from(item.chunk)) else {
+        let number = u64::from(item.chunk);
+        let (Some(chunk), Some(stream)) = (self.chunk(number), self.stream_of(number)) else {
             return refuse("that is not there");
         };
-        let writer = &self.streams[chunk.stream].writer;
-        if item.before > writer.window_before || item.after > writer.window_after {
+        if item.before > stream.writer.window_before || item.after > stream.writer.window_after {
             return refuse("with rows beyond its writer's window");
         }
-        if item.first_row >= chunk.packed.rows() {
+        // Within the chunk, the first row does not overflow.
+        if item.first_row >= chunk.span.rows {
             return refuse("with a first row beyond it");
         }
-        // No overflow: the row is within the chunk, whose steps were checked.
-        let there = self.runs[chunk.run] - (chunk.first_step + u64::from(item.first_row));
-        if u64::from(item.before) + 1 + u64::from(item.after) > there {
-            return refuse("whose rows are not all there");
+        let first = chunk.span.first_step + u64::from(item.first_row);
+        let last = first.saturating_add(u64::from(item.before) + u64::from(item.after));
+        match stream.steps.locate(first, last, None) {
+            Ok(Some((FirstChunk::Stored(arrival), _))) if arrival == number => Ok(()),
+            _ => refuse("whose rows are not all there"),
         }
-        Ok(())
     }
 
     fn take_state(&mut self, state: TableState) -> RecordResult {
-        let largest = f64::from_bits(state.max_priority);
-        if !(largest.is_finite() && largest.is_sign_positive()) {
+        let largest = state.max_priority;
+        if !largest.is_sign_positive() {
             return Err(format!("a largest priority of {largest}"));
         }
         if let Some(count) = state.counts().find(|&count| count >= MOST_COUNTED) {
             return Err(format!("a count of {count}"));
         }
-        let taken = state.counters[super::stats::INSERTED_STEPS];
+        if state.served.is_some_and(|served| served.end < self.end()) {
+            return Err("numbers for readers that do not fit its chunks".to_owned());
+        }
+        let taken = state.counters.inserted_steps;
         if let Some(item) = self.items.iter().find(|item| item.born > taken) {
             return Err(format!("an item from step {} of {taken}", item.born));
         }
         while self.first < state.evicted_chunks && self.drop_oldest().is_some() {}
-        let mut items: usize = self.chunks.iter().map(|chunk| chunk.items).sum();
-        while items > self.table.items.capacity() {
-            items -= self.leave_out_oldest().map_or(items, |chunk| chunk.items);
+        self.items.retain(|item| u64::from(item.chunk) >= self.first);
+        if let Some(excess) = self.items.len().checked_sub(self.table.items.capacity() + 1) {
+            let mut chunks: Vec<_> = self.items.iter().map(|item| u64::from(item.chunk)).collect();
+            let (_, &mut last, _) = chunks.select_nth_unstable(excess);
+            while self.first <= last && self.leave_out_oldest().is_some() {}
+            self.items.retain(|item| u64::from(item.chunk) >= self.first);
         }
-        let first = self.first;
-        let mut kept = self.items.iter().map(|item| u64::from(item.chunk) >= first);
-        self.ids.retain(|_| kept.next().unwrap_or(false));
-        self.items.retain(|item| u64::from(item.chunk) >= first);
         self.state = Some(state);
         Ok(())
     }
@@ -388,26 +316,26 @@ impl Staged {
         self.first + self.chunks.len() as u64
     }
 
-    fn chunk(&self, number: u64) -> Option<&StagedChunk> {
-        self.chunks.get(number.checked_sub(self.first)? as usize)
+    fn chunk(&self, number: u64) -> Option<&PreparedChunk> {
+        self.chunks.get(number.checked_sub(self.first)? as usize)?.chunks.first()
     }
 
-    fn chunk_mut(&mut self, number: u64) -> Option<&mut StagedChunk> {
-        self.chunks.get_mut(number.checked_sub(self.first)? as usize)
+    fn stream_of(&self, number: u64) -> Option<&StagedStream> {
+        self.streams.get(self.chunk(number)?.stream as usize)
     }
 
     /// [`Self::drop_oldest`] for a chunk that the table is too small for.
-    fn leave_out_oldest(&mut self) -> Option<StagedChunk> {
+    fn leave_out_oldest(&mut self) -> Option<Prepared> {
         let oldest = self.drop_oldest();
-        self.left_out += oldest.as_ref().map_or(0, |chunk| u64::from(chunk.packed.rows()));
+        self.left_out += oldest.as_ref().map_or(0, |chunk| chunk.rows);
         oldest
     }
 
-    fn drop_oldest(&mut self) -> Option<StagedChunk> {
+    fn drop_oldest(&mut self) -> Option<Prepared> {
         let oldest = self.chunks.pop_front()?;
         self.first += 1;
-        self.steps -= u64::from(oldest.packed.rows());
-        self.bytes -= oldest.bytes();
+        self.steps -= oldest.rows;
+        self.bytes -= oldest.bytes;
         Some(oldest)
     }
 }

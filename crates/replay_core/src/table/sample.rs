@@ -18,8 +18,7 @@ use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardState};
 use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
-use crate::slab::Pinned;
-use crate::sum_tree::{self, SampledLeaf, Strata};
+use crate::sum_tree::{self, SampledLeaf};
 use crate::sync::Ordering;
 use base::allocation;
 use base::error::check_size;
@@ -28,7 +27,7 @@ use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
 use super::samplers::{EQUAL_MASS, Ordered, Taken, Total};
-use super::stored::StoredChunk;
+use super::stored::{PinnedChunk, StoredChunk};
 use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
@@ -36,8 +35,6 @@ const ROUNDS: usize = 32;
 
 /// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.
 const SIDE_BY_SIDE: usize = 64;
-
-type PinnedChunk<'a> = Pinned<'a, Box<StoredChunk>>;
 
 /// Rows of one chunk.
 struct Piece<'a> {
@@ -132,7 +129,7 @@ impl Table {
     }
 
     fn check_request(&self, request: &SampleRequest) -> Result<()> {
-        if request.definition > 0 && !self.checksums.contains(&request.definition) {
+        if request.definition > 0 && !self.format.checksums.contains(&request.definition) {
             return Err(Error::TableDiffers {
                 table: self.config.name.clone(),
                 difference: "it was made again with other columns or another view".to_owned(),
@@ -345,8 +342,7 @@ impl<'a> Sampling<'a> {
     /// stays short when the table loses its mass, or its items go faster than it samples.
     fn take_at_random(&mut self) -> Result<Total> {
         let table = self.table;
-        let number = table.samples.fetch_add(1, Ordering::Relaxed);
-        let mut strata = Strata::new(table.seed, number);
+        let mut strata = table.draws.next();
         let mut sampled = Vec::with_capacity(self.reserved as usize);
         let mut targets = Vec::with_capacity(self.reserved as usize);
         let mut first_total = Total::default();

@@ -8,18 +8,14 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{
-    ChunkRecord, ItemRecord, ReadingRecord, StreamRecord, TableState, WriterRecord, WriterStream,
-};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, ServedTable, StreamRecord, TableState, WriterRecord};
 use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 
 use super::Table;
 use super::ids::ItemId;
 use super::residents::{AfterMoment, Residents};
-use super::stats::{EVICTED_ITEMS, EVICTED_STEPS, INSERTED_ITEMS, INSERTED_STEPS};
 use super::stored::StoredChunk;
-use super::writers::WriterIdentity;
 
 const ITEMS_AT_ONCE: usize = 4096;
 
@@ -30,10 +26,8 @@ struct Saved {
     chunks: HashMap<Handle, u32>,
     /// The table's own number of each chunk, ascending.
     arrivals: Vec<u64>,
-    /// Number of each stream's record, by writer and the writer's number of it.
-    streams: HashMap<(*const WriterIdentity, u32), u32>,
-    /// The writer of each stream's record, kept so that no other writer gets its address.
-    writers: Vec<Arc<WriterIdentity>>,
+    /// Number of each stream's record, by the writer's serial and the writer's number of it.
+    streams: HashMap<(u64, u32), u32>,
 }
 
 /// A table between two pushes. Until it is dropped, the table keeps the ids of items that are inserted without new steps.
@@ -42,14 +36,8 @@ pub(crate) struct Moment {
     /// Number of the chunk that arrives next.
     end: u64,
     state: TableState,
-    /// In the snapshot of a server: its writers.
-    writers: Option<Vec<NotedWriter>>,
-}
-
-struct NotedWriter {
-    /// The record numbers of its streams are not filled in yet.
-    record: WriterRecord,
-    identity: Arc<WriterIdentity>,
+    /// In the snapshot of a server: its writers, without the record numbers of their streams.
+    writers: Option<Vec<WriterRecord>>,
 }
 
 impl Drop for Moment {
@@ -65,34 +53,17 @@ impl Table {
     /// Records the steps and items of the table, `with_writers` also the progress of the writers, consistent with the steps. One moment of
     /// a table at a time.
     pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
-        let (end, state, writers) = if with_writers {
-            self.writers.between_pushes(|open| {
-                let (end, state) = self.note(&mut *self.lock_residents()?);
-                let noted = open.iter().map(|(number, writer)| {
-                    let stream = |stream: &super::streams::Stream| WriterStream {
-                        next_step: stream.next_step,
-                        record: WriterStream::WITHOUT_CHUNKS,
-                    };
-                    NotedWriter {
-                        record: WriterRecord {
-                            streams: writer.streams.iter().map(stream).collect(),
-                            ..writer.record(*number)
-                        },
-                        identity: writer.identity.clone(),
-                    }
-                });
-                Ok::<_, Error>((end, state, Some(noted.collect())))
-            })?
-        } else {
+        let (end, state, writers) = self.writers.between_pushes(|open| {
             let (end, state) = self.note(&mut *self.lock_residents()?);
-            (end, state, None)
-        };
+            let records = || open.iter().map(|(number, writer)| writer.record(*number)).collect();
+            Ok::<_, Error>((end, state, with_writers.then(records)))
+        })?;
         Ok(Moment { table: self, end, state, writers })
     }
 
     fn note(&self, residents: &mut Residents) -> (u64, TableState) {
         let state = self.state();
-        residents.after_moment = Some(AfterMoment { taken: state.counters[INSERTED_STEPS], items: HashSet::new() });
+        residents.after_moment = Some(AfterMoment { taken: state.counters.inserted_steps, items: HashSet::new() });
         (residents.end(), state)
     }
 
@@ -100,24 +71,19 @@ impl Table {
     /// of the instant in which it is written.
     pub(crate) fn save<W: Write>(moment: &Moment, out: &mut RecordWriter<W>) -> Result<()> {
         let table = &moment.table;
-        let definition = serde_json::to_vec(&*table.config).map_err(|error| Error::Internal(error.to_string()))?;
-        out.record(RecordKind::Table, &[&definition])?;
+        out.json(RecordKind::Table, &*table.config)?;
         let mut saved = Saved::default();
         table.save_chunks(moment.end, &mut saved, out)?;
         for writer in moment.writers.iter().flatten() {
-            out.record(RecordKind::Writer, &[&saved.writer(writer).to_bytes()])?;
+            out.json(RecordKind::Writer, &saved.writer(writer))?;
         }
         table.save_items(moment, &saved, out)?;
         let residents = table.lock_residents()?;
         let (first, number) = (residents.first, residents.number);
         drop(residents);
-        if moment.writers.is_some() {
-            let writers = saved.writers.iter().map(|writer| writer.serial).collect();
-            let reading = ReadingRecord { number, end: moment.end, writers };
-            out.record(RecordKind::Reading, &[&reading.to_bytes()])?;
-        }
-        let state = moment.state_after(saved.arrivals.partition_point(|&arrival| arrival < first));
-        out.record(RecordKind::State, &[&state.to_bytes()])
+        let evicted_chunks = saved.arrivals.partition_point(|&arrival| arrival < first);
+        let served = moment.writers.is_some().then_some(ServedTable { number, end: moment.end });
+        out.json(RecordKind::State, &TableState { served, ..moment.state_after(evicted_chunks) })
     }
 
     /// Writes the live chunks of the numbers up to `end`, exclusive.
@@ -148,16 +114,6 @@ impl Table {
     /// Writes the live items of the moment: all rows of their windows were there.
     fn save_items<W: Write>(&self, moment: &Moment, saved: &Saved, out: &mut RecordWriter<W>) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
-        let mut ids = Vec::with_capacity(ITEMS_AT_ONCE * size_of::<u64>());
-        let mut write = |body: &mut Vec<u8>, ids: &mut Vec<u8>| {
-            out.record(RecordKind::Items, &[body])?;
-            if moment.writers.is_some() {
-                out.record(RecordKind::Ids, &[ids])?;
-            }
-            body.clear();
-            ids.clear();
-            Ok::<_, Error>(())
-        };
         for (id, priority) in self.sampler.saved(&self.items) {
             let Some(item) = self.saved_item(id, priority, saved) else {
                 continue;
@@ -166,20 +122,20 @@ impl Table {
                 continue;
             }
             item.write(&mut body);
-            ids.extend(self.items.id_bits(id).to_le_bytes());
             if body.len() == body.capacity() {
-                write(&mut body, &mut ids)?;
+                out.record(RecordKind::Items, &[&body])?;
+                body.clear();
             }
         }
-        if body.is_empty() {
-            return Ok(());
+        match body.is_empty() {
+            true => Ok(()),
+            false => out.record(RecordKind::Items, &[&body]),
         }
-        write(&mut body, &mut ids)
     }
 
     /// Whether an item existed at the moment, by the steps that the table had taken when it was inserted.
     fn is_before(&self, moment: &Moment, id: ItemId, born: u64) -> Result<bool> {
-        let taken = moment.state.counters[INSERTED_STEPS];
+        let taken = moment.state.counters.inserted_steps;
         if born != taken {
             return Ok(born < taken);
         }
@@ -205,6 +161,7 @@ impl Table {
             times_sampled,
             born: metadata.born,
             priority,
+            id: self.items.id_bits(id),
         })
     }
 
@@ -214,9 +171,10 @@ impl Table {
             evicted_chunks: 0,
             limiter_inserted,
             limiter_sampled,
-            max_priority: self.max_priority.ever_bits(),
-            samples: self.samples.load(Ordering::Relaxed),
-            counters: self.counters.all().map(|(_, counter)| counter.load(Ordering::Relaxed)),
+            max_priority: self.max_priority.ever(),
+            samples: self.draws.next.load(Ordering::Relaxed),
+            counters: self.counters.saved(),
+            served: None,
         }
     }
 }
@@ -226,43 +184,41 @@ impl Moment {
     /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
         let now = self.table.state();
-        let mut state =
-            TableState { evicted_chunks: evicted_chunks as u64, max_priority: now.max_priority, ..self.state };
-        for (evicted, inserted) in [(EVICTED_STEPS, INSERTED_STEPS), (EVICTED_ITEMS, INSERTED_ITEMS)] {
-            // Chunks that arrived since may have been evicted, too.
-            state.counters[evicted] = now.counters[evicted].min(state.counters[inserted]);
-        }
-        state
+        let mut counters = self.state.counters;
+        // Chunks that arrived since may have been evicted, too.
+        counters.evicted_steps = now.counters.evicted_steps.min(counters.inserted_steps);
+        counters.evicted_items = now.counters.evicted_items.min(counters.inserted_items);
+        let (evicted_chunks, max_priority) = (evicted_chunks as u64, now.max_priority);
+        TableState { evicted_chunks, max_priority, counters, ..self.state.clone() }
     }
 }
 
 impl Saved {
     /// The record of a writer, with the numbers of its streams' records.
-    fn writer(&self, noted: &NotedWriter) -> WriterRecord {
-        let mut record = noted.record.clone();
+    fn writer(&self, noted: &WriterRecord) -> WriterRecord {
+        let mut record = noted.clone();
         for (number, stream) in (0..).zip(&mut record.streams) {
-            let name = (Arc::as_ptr(&noted.identity), number);
-            stream.record = self.streams.get(&name).copied().unwrap_or(WriterStream::WITHOUT_CHUNKS);
+            stream.record = self.streams.get(&(record.serial, number)).copied();
         }
         record
     }
 
     /// The number of the chunk's stream, whose record is written before its first chunk.
     fn stream_of<W: Write>(&mut self, chunk: &StoredChunk, out: &mut RecordWriter<W>) -> Result<u32> {
-        let name = (Arc::as_ptr(&chunk.writer), chunk.stream);
+        let name = (chunk.writer.serial, chunk.stream);
         if let Some(&number) = self.streams.get(&name) {
             return Ok(number);
         }
         let stream = StreamRecord {
+            writer: chunk.writer.name.clone(),
+            serial: chunk.writer.serial,
             window_before: chunk.writer.window_before,
             window_after: chunk.writer.window_after,
             number: chunk.stream,
-            writer: chunk.writer.name.clone(),
         };
-        out.record(RecordKind::Stream, &[&stream.to_bytes()])?;
+        out.json(RecordKind::Stream, &stream)?;
         let number = self.streams.len() as u32;
         self.streams.insert(name, number);
-        self.writers.push(chunk.writer.clone());
         Ok(number)
     }
 }
@@ -272,8 +228,8 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{Push, PushBody};
     use crate::schema::{Column, Dtype, TableConfig};
-    use crate::snapshot_records::RecordReader;
-    use crate::table::test_requests::{open, push};
+    use crate::snapshot_records::{RecordReader, content};
+    use crate::table::tests::{open, push};
     use crate::table::{Attempt, Turn};
 
     use super::*;
@@ -311,12 +267,12 @@ mod tests {
                 (RecordKind::Chunk, _) => chunks += 1,
                 (RecordKind::Items, body) => items += body.len() / ItemRecord::BYTES,
                 (RecordKind::Writer, body) => {
-                    let writer = WriterRecord::from_bytes(body).unwrap();
+                    let writer: WriterRecord = content::from_json(&body).unwrap();
                     assert_eq!((writer.last_sequence, writer.steps), (1, 1));
                 }
                 (RecordKind::State, body) => {
-                    let state = TableState::from_bytes(body).unwrap();
-                    assert_eq!((state.counters[INSERTED_STEPS], state.limiter_inserted), (1, 1));
+                    let state: TableState = content::from_json(&body).unwrap();
+                    assert_eq!((state.counters.inserted_steps, state.limiter_inserted), (1, 1));
                     break;
                 }
                 _ => {}

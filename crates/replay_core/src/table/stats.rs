@@ -1,80 +1,11 @@
-//! The counters of a table, and the JSON object that shows them.
+//! The JSON object that shows the counters and gauges of a table.
 
 use serde_json::{Value, json};
 
-use crate::snapshot_records::content::TableState;
-use crate::sync::{AtomicU64, Ordering, lock};
-use base::histogram::Histogram;
+use crate::sync::{Ordering, lock};
 
 use super::Table;
-
-/// Events since the table was made. Statistics only: nothing is published with them.
-pub(super) struct TableCounters {
-    pub inserted_steps: AtomicU64,
-    pub inserted_items: AtomicU64,
-    /// Items that came after their first row had been evicted.
-    pub late_items: AtomicU64,
-    pub evicted_steps: AtomicU64,
-    pub evicted_items: AtomicU64,
-    pub sampled_items: AtomicU64,
-    pub updated_priorities: AtomicU64,
-    pub stale_updates: AtomicU64,
-    pub corrupt_items: AtomicU64,
-    pub blocked_pushes: AtomicU64,
-    pub blocked_samples: AtomicU64,
-    /// Calls that panicked. Not part of a snapshot.
-    pub panics: AtomicU64,
-    /// Items evicted before their last sample, at `max_times_sampled`. Not part of a snapshot.
-    pub evicted_unread_items: AtomicU64,
-    /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
-    pub sample_age: Histogram,
-    /// Version lag of a writer's parameters at its pushes, where known. Not part of a snapshot.
-    pub version_lag: Histogram,
-}
-
-impl Default for TableCounters {
-    fn default() -> Self {
-        let zero = AtomicU64::default;
-        TableCounters {
-            inserted_steps: zero(),
-            inserted_items: zero(),
-            late_items: zero(),
-            evicted_steps: zero(),
-            evicted_items: zero(),
-            sampled_items: zero(),
-            updated_priorities: zero(),
-            stale_updates: zero(),
-            corrupt_items: zero(),
-            blocked_pushes: zero(),
-            blocked_samples: zero(),
-            panics: zero(),
-            evicted_unread_items: zero(),
-            sample_age: Histogram::new(6, 26),
-            version_lag: Histogram::new(0, 10),
-        }
-    }
-}
-
-/// Indices in [`TableCounters::all`].
-pub(super) const INSERTED_STEPS: usize = 0;
-pub(super) const INSERTED_ITEMS: usize = 1;
-pub(super) const EVICTED_STEPS: usize = 3;
-pub(super) const EVICTED_ITEMS: usize = 4;
-
-impl TableCounters {
-    /// All of them with their names, in an order that is part of the format of a snapshot.
-    pub fn all(&self) -> [(&'static str, &AtomicU64); TableState::COUNTERS] {
-        macro_rules! named {
-            ($($field:ident)+) => {
-                [$((stringify!($field), &self.$field)),+]
-            };
-        }
-        named!(
-            inserted_steps inserted_items late_items evicted_steps evicted_items sampled_items
-            updated_priorities stale_updates corrupt_items blocked_pushes blocked_samples
-        )
-    }
-}
+use super::stored::PinnedChunk;
 
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
@@ -84,7 +15,7 @@ impl Table {
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Ignores poisoning: a failed table has statistics, too.
-            let residents = lock(&self.residents);
+            let residents = lock(&self.residents.lock);
             (residents.steps, residents.bytes)
         };
         let bytes = self.held.bytes();
@@ -105,7 +36,7 @@ impl Table {
             "live_bytes": live_bytes,
             "pinned_bytes": bytes.saturating_sub(live_bytes),
             "capacity": self.config.capacity,
-            "capacity_bytes": self.capacity_bytes,
+            "capacity_bytes": self.held.limit,
             "connected_writers": writers.connected,
             "resumable_writers": writers.resumable,
             "streams": writers.streams,
@@ -134,8 +65,9 @@ impl Table {
             "evicted_unread_items": self.counters.evicted_unread_items.load(Ordering::Relaxed),
             "failed": self.has_failed(),
         });
-        for (name, counter) in self.counters.all() {
-            stats[name] = counter.load(Ordering::Relaxed).into();
+        let saved = serde_json::to_value(self.counters.saved()).unwrap_or_default();
+        for (name, count) in saved.as_object().into_iter().flatten() {
+            stats[name] = count.clone();
         }
         stats
     }
@@ -146,14 +78,11 @@ impl Table {
     /// [`crate::Error::Internal`] that names the counts that differ.
     pub fn check_at_rest(&self) -> crate::Result<()> {
         self.items.tree.check_at_rest()?;
-        let mut residents = lock(&self.residents);
-        let mut live = 0;
-        for arrival in residents.first..residents.end() {
-            if let Some(chunk) = residents.get_mut(arrival) {
-                let items = chunk.items.iter();
-                live += items.filter(|&&id| self.items.confirm(id)).count() as u64;
-            }
-        }
+        let residents = lock(&self.residents.lock);
+        let handles = (residents.first..residents.end()).filter_map(|arrival| residents.get(arrival));
+        let chunks = handles.filter_map(|handle| self.chunks.pin(handle));
+        let live_in = |chunk: PinnedChunk<'_>| lock(&chunk.items).iter().filter(|&&id| self.items.confirm(id)).count();
+        let live = chunks.map(live_in).sum::<usize>() as u64;
         let (counted, free) = (self.items.live(), self.items.free() as u64);
         if live != counted || free + live != self.items.capacity() as u64 {
             return Err(crate::Error::Internal(format!(

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::budget::Reservation;
+use crate::budget::{Counted, Reservation};
 use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
-use crate::slab::{Handle, Slab};
-use crate::sync::{AtomicU64, Ordering};
+use crate::slab::{Handle, Pinned, Slab};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 use super::ids::ItemId;
-use super::residents::{EXTRA_ITEMS, Resident};
 use super::streams::ChunkSpan;
 use super::waiting::WaitingLine;
 use super::writers::WriterIdentity;
@@ -19,10 +18,17 @@ use super::writers::WriterIdentity;
 /// Names no chunk.
 const NO_CHUNK: u64 = u64::MAX;
 
+/// Reserved capacity of a chunk for items beyond one per row: those whose observation stack is cut at an episode's start.
+/// With longer stacks the list may grow under the insert lock where an episode begins with its chunk.
+const EXTRA_ITEMS: usize = 12;
+
 /// The chunks of a table. Boxed, so that a free slot takes no more than a pointer.
 pub type Chunks = Slab<Box<StoredChunk>>;
 
-/// Steps of one stream, immutable but for the link to the chunk that continues them.
+/// A chunk that stays while it is read.
+pub type PinnedChunk<'a> = Pinned<'a, Box<StoredChunk>>;
+
+/// Steps of one stream, immutable but for the link to the chunk that continues them, and the items that die with them.
 pub struct StoredChunk {
     /// Rows and blobs as they arrived.
     pub packed: PackedRows,
@@ -32,13 +38,26 @@ pub struct StoredChunk {
     pub stream: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
+    pub freed_bytes: u64,
+    /// Items whose first row is in it; some may have died already. Only under the insert lock.
+    pub items: Mutex<Vec<ItemId>>,
     next: AtomicU64,
 }
 
 impl StoredChunk {
-    /// A chunk that nothing continues yet.
-    pub fn new(packed: PackedRows, writer: Arc<WriterIdentity>, stream: u32, first_step: u64) -> Box<Self> {
-        Box::new(StoredChunk { packed, writer, stream, first_step, next: AtomicU64::new(NO_CHUNK) })
+    /// A chunk that nothing continues yet, whose eviction frees `freed_bytes`.
+    pub fn new(
+        packed: PackedRows,
+        writer: Arc<WriterIdentity>,
+        stream: u32,
+        first_step: u64,
+        freed_bytes: u64,
+    ) -> Box<Self> {
+        // With room for later pushes' items that begin in this chunk: the list does not grow under the lock.
+        let items = packed.rows() as usize + EXTRA_ITEMS.min(writer.window_before.into());
+        let (items, next) = (Mutex::new(Vec::with_capacity(items)), AtomicU64::new(NO_CHUNK));
+        Box::new(StoredChunk { packed, writer, stream, first_step, freed_bytes, items, next })
     }
 
     /// Links the chunk whose first row follows this one's last. Under the insert lock, before any item that spans both
@@ -57,55 +76,11 @@ impl StoredChunk {
     }
 }
 
-/// A chunk on its way into a table: allocated before the insert lock, put in place under it.
-pub struct NewChunk {
-    /// `None` once the slab has it.
-    stored: Option<Box<StoredChunk>>,
-    /// `None` once it is in the order of arrival.
-    resident: Option<Box<Resident>>,
-}
-
-impl NewChunk {
-    /// A chunk whose eviction frees `freed_bytes`, and whose list has capacity for `items`.
-    pub fn new(stored: Box<StoredChunk>, freed_bytes: u64, items: usize) -> Self {
-        NewChunk {
-            resident: Some(Box::new(Resident {
-                handle: Handle::from_bits(NO_CHUNK),
-                rows: stored.packed.rows(),
-                freed_bytes,
-                items: Vec::with_capacity(items),
-            })),
-            stored: Some(stored),
-        }
-    }
-
-    /// Inserts the chunk into the slab; false when no slot is free.
-    pub fn enter(&mut self, slab: &Chunks) -> bool {
-        if let (Some(stored), Some(resident)) = (self.stored.take(), &mut self.resident) {
-            match slab.insert(stored) {
-                Ok(handle) => resident.handle = handle,
-                // Dropped without the lock.
-                Err(stored) => self.stored = Some(stored),
-            }
-        }
-        self.stored.is_none()
-    }
-
-    /// Its handle in the slab, between [`Self::enter`] and [`Self::take_resident`].
-    pub fn handle(&self) -> Option<Handle> {
-        let resident = self.resident.as_ref()?;
-        self.stored.is_none().then_some(resident.handle)
-    }
-
-    /// The entry for `Residents`: `Some` on the first call only.
-    pub fn take_resident(&mut self) -> Option<Box<Resident>> {
-        self.resident.take()
-    }
-}
-
 /// Bytes that a table holds: live chunks, and the payloads of evicted ones while a sampled batch refers to them.
 pub struct Held {
     bytes: AtomicU64,
+    /// Most bytes: [`TableConfig::effective_capacity_bytes`].
+    pub limit: u64,
     /// Pushes that wait.
     pub pushes: Arc<WaitingLine>,
     /// Samples that wait.
@@ -116,9 +91,10 @@ pub struct Held {
 
 impl Held {
     /// No bytes held yet, with the table's reservation.
-    pub fn new(reservation: Reservation) -> Arc<Self> {
+    pub fn new(reservation: Reservation, limit: u64) -> Arc<Self> {
         Arc::new(Held {
             bytes: AtomicU64::new(0),
+            limit,
             pushes: Arc::default(),
             samples: Arc::default(),
             _reservation: reservation,
@@ -138,12 +114,12 @@ impl Held {
 
 // The allocations of a chunk, without its payload, are within the bytes that it counts for. The atomics of model checkers are larger.
 const _: () = {
-    let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
+    let chunk = size_of::<StoredChunk>();
     // The list of a stream's chunks may be half empty. `Table::index_bytes` has the part of each row.
     let lists = 2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemId>() + size_of::<RowBlobs>();
     // With the counters of an `Arc` and of a `Bytes` with an owner, and the three words that slices of a `Vec` share.
-    let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
-    let kept_by_the_allocator = 7 * 16;
+    let push = size_of::<Charge>() + size_of::<Counted<Arc<Charge>>>() + (2 + 1 + 3) * size_of::<usize>();
+    let kept_by_the_allocator = 6 * 16;
     let bytes = chunk + lists + push + kept_by_the_allocator;
     assert!(cfg!(feature = "model") || bytes <= TableConfig::CHUNK_BYTES as usize);
 };
@@ -164,7 +140,7 @@ impl Charge {
 
     /// The push's payload, which keeps the charge for as long as there is a slice of it.
     pub fn payload(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Payload { bytes, _charge: self.clone() })
+        Counted::bytes(bytes, self.clone())
     }
 
     /// Counts `bytes`. Under the insert lock, so that the sum stays within the table's limit.
@@ -182,17 +158,5 @@ impl Drop for Charge {
             self.held.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.held.wake();
         }
-    }
-}
-
-/// A payload and its charge. Dropped in this order: the bytes are free when they are given back.
-struct Payload {
-    bytes: Bytes,
-    _charge: Arc<Charge>,
-}
-
-impl AsRef<[u8]> for Payload {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
     }
 }

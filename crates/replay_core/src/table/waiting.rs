@@ -16,7 +16,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering,
 use base::host;
 
 use super::activity;
-use super::attempt::Attempt;
+use super::pending_call::Attempt;
 
 /// Queue of waiting calls of one kind.
 #[derive(Default)]

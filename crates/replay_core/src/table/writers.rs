@@ -20,7 +20,7 @@ use base::error::check_size;
 use base::host;
 use base::random::random_number;
 
-use crate::snapshot_records::content::WriterRecord;
+use crate::snapshot_records::content::{WriterRecord, WriterStream};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::activity::{Activity, Waiting};
@@ -28,7 +28,7 @@ use super::streams::Stream;
 use super::waiting::WaitingLine;
 
 /// The constant part of a writer, to which chunks refer when it is gone.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterIdentity {
     /// Display name, for errors and logs.
     pub name: String,
@@ -48,17 +48,6 @@ impl WriterIdentity {
     pub fn new(name: String, window_before: u16, window_after: u16) -> Arc<Self> {
         let serial = random_number().expect("the operating system has random numbers");
         Arc::new(WriterIdentity { name, window_before, window_after, serial })
-    }
-
-    /// The writer under its number in a snapshot.
-    pub fn with_serial(&self, serial: u64) -> Arc<Self> {
-        let WriterIdentity { name, window_before, window_after, .. } = self;
-        Arc::new(WriterIdentity {
-            name: name.clone(),
-            serial,
-            window_before: *window_before,
-            window_after: *window_after,
-        })
     }
 }
 
@@ -119,17 +108,19 @@ impl TableWriter {
         self.activity.push(host::now());
     }
 
-    /// The writer's part of a snapshot, without its streams.
+    /// The writer's part of a snapshot, without the numbers of its streams' records.
     pub fn record(&self, number: u64) -> WriterRecord {
+        let streams = self.streams.iter().map(|stream| WriterStream { next_step: stream.next_step, record: None });
         WriterRecord {
             number,
-            last_sequence: self.last_sequence.saturating_sub(base::planted!(OldProgress).into()),
-            steps: self.steps,
-            epoch: self.epoch,
+            name: self.identity.name.clone(),
+            serial: self.identity.serial,
             window_before: self.identity.window_before,
             window_after: self.identity.window_after,
-            name: self.identity.name.clone(),
-            streams: Vec::new(),
+            epoch: self.epoch,
+            last_sequence: self.last_sequence.saturating_sub(base::planted!(OldProgress).into()),
+            steps: self.steps,
+            streams: streams.collect(),
         }
     }
 

@@ -70,7 +70,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x01\0\xfe\xff".to_vec();
+    let mut bytes = b"innetmem\x02\0\xfd\xff".to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {
@@ -135,7 +135,7 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
     let mut table = target.create_table(&config(20)).unwrap();
     for (record, (_, body)) in whole.iter().enumerate() {
         for at in 0..body.len() {
-            for value in [0, 0x7F, 0xFF] {
+            for value in [0, 0x7F, 0xFF, b'9'] {
                 let mut altered = whole.clone();
                 altered[record].1[at] = value;
                 if restore(&target, &file(&altered)).is_err() {
@@ -177,9 +177,9 @@ fn a_file_of_another_kind_or_release_is_told_so() {
     let (mut bytes, target) = small_case();
     let other = refusal(restore(&target, b"PK\x03\x04 some archive"));
     assert!(other.to_string().contains("no snapshot of a replay memory"));
-    (bytes[8], bytes[10]) = (2, !2);
+    (bytes[8], bytes[10]) = (3, !3);
     let later = refusal(restore(&target, &bytes));
-    let text = "it has format 2, and this release reads format 1";
+    let text = "it has format 3, and this release reads format 2";
     assert!(later.to_string().contains(text), "{later}");
 }
 

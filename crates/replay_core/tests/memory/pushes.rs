@@ -107,8 +107,8 @@ fn a_second_connection_goes_on_where_the_first_is_fenced_off() {
     assert_eq!(second.sequence, 1);
     second.push_next(10);
     assert!(matches!(refusal(first.try_push(first.next(10))), Error::Fenced { .. }));
-    assert!(table.close_writer(1, first.epoch).is_err());
-    table.close_writer(1, second.epoch).unwrap();
+    assert!(table.writers().close(1, first.epoch).is_err());
+    table.writers().close(1, second.epoch).unwrap();
     assert!(matches!(refusal(second.try_push(second.next(10))), Error::Expired { .. }));
     assert_eq!(stat(&table, "steps"), 20, "what it wrote stays");
 }

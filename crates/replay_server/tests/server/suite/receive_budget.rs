@@ -188,7 +188,7 @@ fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
         let table = world.memory.table(TABLE).unwrap();
         let newcomer = OpenWriter { streams: Writers::MAX_STREAMS, ..writer(3) };
         let begun = Instant::now();
-        let open = || table.open_writer_at(&newcomer, begun + 1_000 * Writers::IDLE);
+        let open = || table.writers().open(&newcomer, begun + 1_000 * Writers::IDLE);
         let (code, message) = refused(open().map_err(Error::from));
         assert_eq!(code, ErrorCode::TooLarge, "{message}");
         drop(first);
