@@ -23,6 +23,7 @@
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | prioritized sampling of indices when another buffer holds the data |
 //! | [`slab`] | chunks, pinned against eviction |
+//! | `free_slots` | free slots of chunks and items |
 //! | [`sync`] | atomics of std, or of loom (feature `loom`) |
 //! | | **from steps to chunks** |
 //! | [`writer`] | steps to chunks and items |
@@ -49,6 +50,7 @@ mod dtype;
 pub mod episode_windows;
 pub mod episodes;
 pub mod error;
+mod free_slots;
 pub mod importance;
 pub mod limiter;
 pub mod local;

@@ -22,14 +22,13 @@
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 
+use crate::free_slots::FreeSlots;
 use crate::memory_hints::prefetch;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicU64, Ordering, UnsafeCell, fence};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
-/// End of the list of free slots.
-const NONE: u32 = u32::MAX;
 
 /// Reference to a value, refused once the value is retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,8 +54,6 @@ impl Handle {
 #[derive(Debug)]
 struct Slot<T> {
     word: AtomicU64,
-    /// The free slot after this one while it is free.
-    next_free: AtomicU32,
     /// Initialised while the slot is live or retired.
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -65,8 +62,7 @@ struct Slot<T> {
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Box<[Slot<T>]>,
-    /// Head of the free slots, a Treiber stack: a 32-bit tag that changes with every pop (against ABA), then the slot.
-    free: AtomicU64,
+    free: FreeSlots,
 }
 
 // SAFETY: the slab hands `&T` to several threads (`T: Sync`) and drops on any of them (`T: Send`). A value is written
@@ -78,23 +74,13 @@ unsafe impl<T: Send> Send for Slab<T> {}
 impl<T> Slab<T> {
     /// A slab of `capacity` free slots, fewer than 2^32 - 1.
     pub fn new(capacity: u32) -> Self {
-        assert!(capacity < NONE, "a slab has fewer than 2^32 - 1 slots");
-        let next = |slot| if slot + 1 < capacity { slot + 1 } else { NONE };
-        Slab {
-            slots: (0..capacity)
-                .map(|slot| Slot {
-                    word: AtomicU64::new(0),
-                    next_free: AtomicU32::new(next(slot)),
-                    value: UnsafeCell::new(MaybeUninit::uninit()),
-                })
-                .collect(),
-            free: AtomicU64::new(u64::from(if capacity == 0 { NONE } else { 0 })),
-        }
+        let slot = |_| Slot { word: AtomicU64::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
+        Slab { slots: (0..capacity).map(slot).collect(), free: FreeSlots::all(capacity) }
     }
 
     /// Bytes that `capacity` slots allocate.
     pub fn bytes(capacity: u32) -> u64 {
-        u64::from(capacity) * size_of::<Slot<T>>() as u64
+        u64::from(capacity) * (size_of::<Slot<T>>() + FreeSlots::SLOT_BYTES) as u64
     }
 
     /// Stores a value.
@@ -102,7 +88,7 @@ impl<T> Slab<T> {
     /// # Errors
     /// Hands the value back when every slot is taken, by a live value or by one that is retired and pinned.
     pub fn insert(&self, value: T) -> Result<Handle, T> {
-        let Some(index) = self.pop_free() else {
+        let Some(index) = self.free.pop() else {
             return Err(value);
         };
         let slot = &self.slots[index as usize];
@@ -190,33 +176,9 @@ impl<T> Slab<T> {
         }
         let generation = slot.word.load(Ordering::Relaxed) >> 32;
         let next = (generation as u32).wrapping_add(1);
-        // Relaxed: `push_free` publishes it to the next insert.
+        // Relaxed: `push` publishes it to the next insert.
         slot.word.store(u64::from(next) << 32, Ordering::Relaxed);
-        self.push_free(index);
-    }
-
-    fn pop_free(&self) -> Option<u32> {
-        let pop = |head: u64| {
-            // Another thread may take and reuse the slot meanwhile: then this link is old, and the exchange fails.
-            let slot = self.slots.get(head as u32 as usize)?;
-            let next = slot.next_free.load(Ordering::Relaxed);
-            let pops = (head >> 32).wrapping_add(1);
-            Some(pops << 32 | u64::from(next))
-        };
-        // Acquire: pairs with the Release in `push_free`.
-        let head = self.free.fetch_update(Ordering::Acquire, Ordering::Acquire, pop);
-        head.ok().map(|head| head as u32)
-    }
-
-    fn push_free(&self, index: u32) {
-        let push = |head: u64| {
-            let slot = &self.slots[index as usize];
-            slot.next_free.store(head as u32, Ordering::Relaxed);
-            let pops = head >> 32;
-            Some(pops << 32 | u64::from(index))
-        };
-        // Release: pairs with the Acquire in `pop_free`. It never fails: `push` always returns a head.
-        let _ = self.free.fetch_update(Ordering::Release, Ordering::Relaxed, push);
+        self.free.push(index);
     }
 }
 

@@ -71,7 +71,7 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     until("a sample waits", || memory.stats()["tables"]["failing"]["waiting_samples"] == 1);
 
     // The next push evicts an item whose slot is free already.
-    memory.table("failing").unwrap().free_all_slots();
+    memory.table("failing").unwrap().end_items_unnoticed();
     failing.push(steps(8, 8), wait).unwrap();
     let refused = |error: Error| {
         assert_eq!(error.code(), ErrorCode::Internal, "{error}");
@@ -137,7 +137,7 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
     let refused = client.drop_table("steps", wait).unwrap_err();
     assert!(refused.to_string().contains("cannot be dropped: empty it instead"), "{refused}");
 
-    server.server().service().memory().table("steps").unwrap().free_all_slots();
+    server.server().service().memory().table("steps").unwrap().end_items_unnoticed();
     pushes.push(steps(8, 8), wait).unwrap();
     pushes.flush(wait).unwrap_err();
     let refused = client.command(Snapshot.into(), wait).unwrap_err();

@@ -1,4 +1,4 @@
-//! Atomics, locks, events, cells and a queue, from `std`, crossbeam and event-listener. With a cargo feature they come from a model checker:
+//! Atomics, locks, events and cells, from `std` and event-listener. With a cargo feature they come from a model checker:
 //!
 //! - `loom` runs a model under every interleaving and every value that weak memory allows. It is for the lock-free modules `sum_tree`,
 //!   `slab`, `limiter` and `table::items`; the rest of the crate compiles with it, on std's locks.
@@ -6,8 +6,6 @@
 //!   accesses as sequentially consistent.
 
 pub mod fault;
-#[cfg(feature = "loom")]
-mod for_loom;
 #[cfg(feature = "shuttle")]
 mod for_shuttle;
 
@@ -25,18 +23,12 @@ pub(crate) use {
     std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-#[cfg(not(feature = "loom"))]
-pub(crate) use crossbeam_queue::ArrayQueue;
-
 #[cfg(feature = "loom")]
 pub use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence},
     thread,
 };
-
-#[cfg(feature = "loom")]
-pub(crate) use for_loom::ArrayQueue;
 
 #[cfg(feature = "shuttle")]
 pub use shuttle::{

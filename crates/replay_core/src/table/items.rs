@@ -11,11 +11,12 @@
 
 use std::sync::OnceLock;
 
+use crate::free_slots::FreeSlots;
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
 
 use super::ids::{IdSpace, ItemId, RestoredIds};
 
@@ -72,14 +73,13 @@ pub struct Claim {
     pub times_sampled: u32,
 }
 
-/// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: in the
-/// queue of free slots a thread may wait for one that is stalled there.
+/// The items of one table. Every method takes `&self` and is lock-free.
 pub struct Items {
     ids: IdSpace,
     /// Priorities, generations and liveness.
     pub tree: SumTree,
     words: Box<[Words]>,
-    free: ArrayQueue<u32>,
+    free: FreeSlots,
     live: AtomicU64,
     /// 0 is no limit.
     max_times_sampled: u32,
@@ -95,8 +95,6 @@ pub struct Items {
 impl Items {
     /// `capacity` free slots (at most 2^24), whose items have ids of `ids`.
     pub fn new(ids: IdSpace, capacity: u32, priority_unit_log2: i32, max_times_sampled: u32) -> Self {
-        let free = ArrayQueue::new(capacity as usize);
-        (0..capacity).for_each(|slot| free.push(slot).expect("the queue has the capacity of all slots"));
         let dead = |_| Words {
             oldest: AtomicU64::new(0),
             window: AtomicU64::new(0),
@@ -107,7 +105,7 @@ impl Items {
             ids,
             tree: SumTree::dead(capacity, priority_unit_log2, ids.first_generation()),
             words: (0..capacity).map(dead).collect(),
-            free,
+            free: FreeSlots::all(capacity),
             live: AtomicU64::new(0),
             max_times_sampled,
             samples_left: AtomicI64::new(0),
@@ -124,9 +122,7 @@ impl Items {
 
     /// Bytes that `capacity` items allocate.
     pub fn bytes(capacity: u32) -> u64 {
-        // The queue keeps a stamp beside each slot.
-        let queued = size_of::<(usize, u32)>();
-        <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + queued) as u64
+        <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + FreeSlots::SLOT_BYTES) as u64
     }
 
     /// Number of slots.
@@ -134,15 +130,22 @@ impl Items {
         self.words.len()
     }
 
-    /// Slots that are free.
+    /// Slots that are certainly free for the one thread that inserts.
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.capacity().saturating_sub(self.live() as usize)
     }
 
-    /// As [`Table::free_all_slots`](super::Table::free_all_slots).
+    /// Number of free slots, at rest.
+    pub fn free_at_rest(&self) -> usize {
+        self.free.count()
+    }
+
+    /// As [`Table::end_items_unnoticed`](super::Table::end_items_unnoticed).
     #[cfg(debug_assertions)]
-    pub fn free_all_slots(&self) {
-        while self.free.push(0).is_ok() {}
+    pub fn end_unnoticed(&self) {
+        for words in &self.words {
+            words.samples.fetch_or(CLOSED, Ordering::Relaxed);
+        }
     }
 
     /// Live items.
@@ -371,15 +374,16 @@ impl Items {
         if !self.tree.kill(id.slot, id.generation) {
             return None;
         }
-        self.live.fetch_sub(1, Ordering::Relaxed);
         let samples = &self.words[id.slot as usize].samples;
         let sampled = samples.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
+        assert!(sampled < CLOSED, "an item ends once: one caller wins the kill");
         let left = u64::from(self.max_times_sampled).saturating_sub(sampled);
         if left > 0 {
             self.samples_left.fetch_sub(left as i64, Ordering::Relaxed);
         }
-        // The queue publishes the slot, and this thread's writes to it, to its next owner.
-        self.free.push(id.slot).expect("a slot is in the queue once: one caller wins the kill");
+        self.free.push(id.slot);
+        // After its slot is free, as `free` promises.
+        self.live.fetch_sub(1, Ordering::Relaxed);
         Some(left)
     }
 }

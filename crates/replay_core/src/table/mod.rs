@@ -45,7 +45,7 @@ mod streams;
 mod tests;
 mod update;
 mod waiting;
-mod writers;
+pub(crate) mod writers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -77,9 +77,8 @@ use residents::{LockedResidents, Residents};
 use samplers::ItemSampler;
 use stored::{Chunks, Held};
 
-/// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, an update
-/// locks the largest priority that it raises, and a sample that ends an item (`max_times_sampled`) may wait for a stalled thread
-/// in the queue of free slots. Pushes share one short lock.
+/// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, and that an update
+/// locks the largest priority that it raises. Pushes share one short lock.
 pub struct Table {
     config: Arc<TableConfig>,
     format: RowFormat,
@@ -249,12 +248,12 @@ impl Table {
         })
     }
 
-    /// Fault injection for tests: marks every slot as free, also those of live items, so that the next eviction panics while it
-    /// holds the insert lock. Not in release builds.
+    /// Fault injection for tests: marks every item as ended, so that the next eviction of one panics while it holds the insert lock. Not
+    /// in release builds.
     #[cfg(debug_assertions)]
     #[doc(hidden)]
-    pub fn free_all_slots(&self) {
-        self.items.free_all_slots();
+    pub fn end_items_unnoticed(&self) {
+        self.items.end_unnoticed();
     }
 
     fn failed(&self) -> Error {

@@ -8,8 +8,7 @@
 //!
 //! Pinning, sampling and updating are lock-free; only samplers with an order of items lock it, and an update
 //! that raises the largest priority locks it. Insert and evict share one short lock for each table, never held over
-//! allocation, free or I/O. Slots return through an `ArrayQueue`, in which a thread may wait for one that is
-//! stalled between two instructions.
+//! allocation, free or I/O.
 
 use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
@@ -327,8 +326,8 @@ mod tests {
                 let pushed = table.try_push(&push(sequence, None), &mut Turn::default());
                 assert!(matches!(pushed, Ok(Attempt::Ready(steps)) if steps == sequence));
             }
-            // An item dies whose slot is free already.
-            table.free_all_slots();
+            // An item dies that has ended already.
+            table.end_items_unnoticed();
             match empties {
                 true => refused(memory.empty_table("t")),
                 false => refused(table.try_push(&push(5, None), &mut Turn::default())),

@@ -83,7 +83,7 @@ impl Table {
         let chunks = handles.filter_map(|handle| self.chunks.pin(handle));
         let live_in = |chunk: PinnedChunk<'_>| lock(&chunk.items).iter().filter(|&&id| self.items.confirm(id)).count();
         let live = chunks.map(live_in).sum::<usize>() as u64;
-        let (counted, free) = (self.items.live(), self.items.free() as u64);
+        let (counted, free) = (self.items.live(), self.items.free_at_rest() as u64);
         if live != counted || free + live != self.items.capacity() as u64 {
             return Err(crate::Error::Internal(format!(
                 "{live} items belong to live chunks, {counted} are counted, {free} slots are free"
