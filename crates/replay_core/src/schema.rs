@@ -287,85 +287,69 @@ impl TableConfig {
     /// # Errors
     /// [`Error::Table`] that names the first invalid field and its valid values.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Table { table: self.name.clone(), reason });
-        if self.name.is_empty() || self.name.len() > 128 {
-            return refuse("a name has 1 to 128 bytes, with its namespace".into());
-        }
-        if self.columns.is_empty() || self.columns.len() > Self::MAX_COLUMNS {
-            return refuse(format!("a table has 1 to {} columns, got {}", Self::MAX_COLUMNS, self.columns.len()));
-        }
+        let check = |holds: bool, reason: &dyn Fn() -> String| match holds {
+            true => Ok(()),
+            false => Err(Error::Table { table: self.name.clone(), reason: reason() }),
+        };
+        let is_name = |name: &str| (1..=128).contains(&name.len());
+        check(is_name(&self.name), &|| "a name has 1 to 128 bytes, with its namespace".into())?;
+        let (columns, most) = (self.columns.len(), Self::MAX_COLUMNS);
+        check((1..=most).contains(&columns), &|| format!("a table has 1 to {most} columns, got {columns}"))?;
         let mut step_bytes = 0u64;
         for (i, column) in self.columns.iter().enumerate() {
-            if column.name.is_empty() || column.name.len() > 128 || column.shape.len() > 8 {
-                return refuse(format!("column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"));
+            let name = &column.name;
+            check(is_name(name) && column.shape.len() <= 8, &|| {
+                format!("column {i} needs a name of 1 to 128 bytes and at most 8 dimensions")
+            })?;
+            check(!name.split('/').any(str::is_empty), &|| {
+                format!("column {name:?} is a part of a structure, and a part has a name between slashes")
+            })?;
+            check(!Self::RESERVED_COLUMNS.contains(&column.root()), &|| {
+                format!("column {name:?} has the name of an argument of append or of an array of a batch: rename it")
+            })?;
+            check(self.columns[..i].iter().all(|c| c.name != *name), &|| format!("column {name:?} appears twice"))?;
+            let is_within = |part: &&Column| part.name != *name && observation::has_column(name, &part.name);
+            if let Some(Column { name: part, .. }) = self.columns.iter().find(is_within) {
+                check(false, &|| {
+                    format!("column {name:?} has the part {part:?}, and a column with parts is no array: rename one")
+                })?;
             }
-            if column.name.split('/').any(str::is_empty) {
-                return refuse(format!(
-                    "column {:?} is a part of a structure, and a part has a name between slashes",
-                    column.name
-                ));
-            }
-            if Self::RESERVED_COLUMNS.contains(&column.root()) {
-                return refuse(format!(
-                    "column {:?} has the name of an argument of append or of an array of a batch: rename it",
-                    column.name
-                ));
-            }
-            if self.columns[..i].iter().any(|c| c.name == column.name) {
-                return refuse(format!("column {:?} appears twice", column.name));
-            }
-            let is_within =
-                |part: &&Column| part.name != column.name && observation::has_column(&column.name, &part.name);
-            if let Some(part) = self.columns.iter().find(is_within) {
-                return refuse(format!(
-                    "column {:?} has the part {:?}, and a column with parts is no array: rename one",
-                    column.name, part.name
-                ));
-            }
-            if column.bytes() == 0 {
-                return refuse(format!("column {:?} has an empty shape", column.name));
-            }
+            check(column.bytes() > 0, &|| format!("column {name:?} has an empty shape"))?;
             step_bytes = step_bytes.saturating_add(column.bytes() as u64);
         }
-        if step_bytes > Self::MAX_STEP_BYTES {
-            return refuse(format!("one step has {step_bytes} bytes; the limit is {}", Self::MAX_STEP_BYTES));
-        }
-        if self.capacity == 0 || self.capacity > Self::MAX_CAPACITY {
-            return refuse(format!("capacity is 1 to {} steps, got {}", Self::MAX_CAPACITY, self.capacity));
-        }
-        Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
-        if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
-            return refuse(
-                "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into(),
-            );
-        }
-        if self.min_size == 0 || self.min_size > self.capacity {
-            return refuse(format!("min_size is 1 to the capacity, got {}", self.min_size));
-        }
-        if !(0.0..=Self::MAX_SAMPLES_PER_INSERT).contains(&self.samples_per_insert) {
-            return refuse(format!(
-                "samples_per_insert is 0 (no limit) to 1e9, got {}",
-                Number(self.samples_per_insert)
-            ));
-        }
-        if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled) {
-            return refuse(format!(
-                "samples_per_insert {} is more than max_times_sampled {}: no item is sampled that often, and writers would \
-                 wait for ever; lower the one or raise the other",
-                self.samples_per_insert, self.max_times_sampled
-            ));
-        }
-        if !(0.0..=Self::MAX_SLACK).contains(&self.slack) {
-            return refuse(format!("slack is 0 (derived) to 1e15, got {}", Number(self.slack)));
-        }
-        if self.slack > 0.0 && self.slack < self.samples_per_insert.max(1.0) && self.samples_per_insert > 0.0 {
-            return refuse(format!(
-                "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one sample fit",
-                self.slack,
-                self.samples_per_insert,
-                self.samples_per_insert.max(1.0)
-            ));
-        }
+        check(step_bytes <= Self::MAX_STEP_BYTES, &|| {
+            format!("one step has {step_bytes} bytes; the limit is {}", Self::MAX_STEP_BYTES)
+        })?;
+        let (capacity, most) = (self.capacity, Self::MAX_CAPACITY);
+        check((1..=most).contains(&capacity), &|| format!("capacity is 1 to {most} steps, got {capacity}"))?;
+        Self::check_priorities(self.priority_exponent, self.priority_unit_log2)
+            .or_else(|reason| check(false, &|| reason.clone()))?;
+        check(self.sampler != Sampler::Fifo || self.max_times_sampled > 0, &|| {
+            "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into()
+        })?;
+        check((1..=capacity).contains(&self.min_size), &|| {
+            format!("min_size is 1 to the capacity, got {}", self.min_size)
+        })?;
+        let (ratio, slack) = (self.samples_per_insert, self.slack);
+        check((0.0..=Self::MAX_SAMPLES_PER_INSERT).contains(&ratio), &|| {
+            format!("samples_per_insert is 0 (no limit) to 1e9, got {}", Number(ratio))
+        })?;
+        let most = self.max_times_sampled;
+        check(most == 0 || ratio <= f64::from(most), &|| {
+            format!(
+                "samples_per_insert {ratio} is more than max_times_sampled {most}: no item is sampled that often, and writers would \
+                 wait for ever; lower the one or raise the other"
+            )
+        })?;
+        check((0.0..=Self::MAX_SLACK).contains(&slack), &|| {
+            format!("slack is 0 (derived) to 1e15, got {}", Number(slack))
+        })?;
+        let least = ratio.max(1.0);
+        check(slack == 0.0 || ratio == 0.0 || slack >= least, &|| {
+            format!(
+                "slack {slack} is too small for samples_per_insert {ratio}: at least {least} so that one insert and one sample fit"
+            )
+        })?;
         self.view.iter().try_for_each(|view| view.validate(self))
     }
 
