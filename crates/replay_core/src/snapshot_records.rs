@@ -5,19 +5,18 @@
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
 //!   1 table       its definition ([`TableConfig`]); the records up to the next table belong to it
-//!   2 stream      [`content::StreamRecord`]
-//!   3 chunk       stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
-//!                 wire has it; in the order of arrival
+//!   2 writer      [`content::WriterRecord`]
+//!   3 chunk       writer u32 (counted in the order of their records), stream u32, rows u32, firstStep u64, and the chunk as
+//!                 the wire has it; in the order of arrival
 //!   4 items       40 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
 //!                 order, of their insertion or update
 //!   5 state       [`content::TableState`]; the table's last record
 //!   6 end         empty; the file's last record
 //!   7 parameters  a name's newest version, or a dropped name's last one, see [`content::ParametersRecord`]; before the first table
-//!   8 writer      an open writer, [`content::WriterRecord`]; after the chunks of its table
-//!   9 memory      the memory's identity, a number; the first record
+//!   8 memory      the memory's identity, a number; the first record
 //! ```
 //!
-//! Only servers' snapshots have kinds 7 to 9. Bodies are JSON unless they are said to be bytes; integers are little endian. A checksum covers
+//! Only servers' snapshots have kinds 7 and 8, and open writers. Bodies are JSON unless they are said to be bytes; integers are little endian. A checksum covers
 //! the whole file up to it, so a record that is damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
@@ -48,22 +47,19 @@ const VERSION: u16 = 2;
 #[repr(u32)]
 pub enum RecordKind {
     Table = 1,
-    Stream = 2,
+    Writer = 2,
     Chunk = 3,
     Items = 4,
     State = 5,
     End = 6,
     Parameters = 7,
-    Writer = 8,
-    Memory = 9,
+    Memory = 8,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Memory]
-            .into_iter()
-            .find(|&kind| kind as u32 == number)
+        [Table, Writer, Chunk, Items, State, End, Parameters, Memory].into_iter().find(|&kind| kind as u32 == number)
     }
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::table::counters::SavedCounts;
+use crate::table::writers::WriterIdentity;
 
 /// The body of a record in JSON.
 ///
@@ -21,23 +22,35 @@ pub fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| error.to_string())
 }
 
+/// A writer of chunks, or an open one. Chunks name it by the number of its record in the table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StreamRecord {
-    /// Name of its writer.
-    pub writer: String,
-    /// [`WriterIdentity::serial`](crate::table::WriterIdentity::serial) of its writer.
-    pub serial: u64,
-    pub window_before: u16,
-    pub window_after: u16,
-    /// Number of the stream in its writer.
-    pub number: u32,
+pub struct WriterRecord {
+    pub identity: WriterIdentity,
+    /// Of a writer that is open, in the snapshot of a server: its progress at the moment of the snapshot.
+    pub open: Option<OpenRecord>,
+}
+
+/// The progress of an open writer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenRecord {
+    /// The writer's number, chosen by the client.
+    pub number: u64,
+    pub epoch: u32,
+    pub last_sequence: u64,
+    /// Steps the table has taken from it.
+    pub steps: u64,
+    /// The next step of each stream.
+    pub next_steps: Vec<u64>,
 }
 
 /// Head of a chunk's record; rows and blobs follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkRecord {
-    /// Number of its stream's record.
+    /// Number of its writer's record.
+    pub writer: u32,
+    /// The writer's stream.
     pub stream: u32,
     pub rows: u32,
     /// The stream's number of the first row.
@@ -45,14 +58,11 @@ pub struct ChunkRecord {
 }
 
 impl ChunkRecord {
-    const BYTES: usize = 16;
+    const BYTES: usize = 20;
 
-    pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..4].copy_from_slice(&self.stream.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.rows.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.first_step.to_le_bytes());
-        bytes
+    pub fn to_bytes(self) -> Vec<u8> {
+        let numbers = [self.writer, self.stream, self.rows].into_iter().flat_map(u32::to_le_bytes);
+        numbers.chain(self.first_step.to_le_bytes()).collect()
     }
 
     /// The head, and the rows and blobs after it.
@@ -60,7 +70,8 @@ impl ChunkRecord {
         if body.len() < Self::BYTES {
             return Err(format!("a chunk of {} bytes", body.len()));
         }
-        let head = ChunkRecord { stream: body.get_u32_le(), rows: body.get_u32_le(), first_step: body.get_u64_le() };
+        let [writer, stream, rows] = std::array::from_fn(|_| body.get_u32_le());
+        let head = ChunkRecord { writer, stream, rows, first_step: body.get_u64_le() };
         Ok((head, body))
     }
 }
@@ -180,31 +191,4 @@ impl ParametersRecord {
         let record: ParametersRecord = from_json(&body.split_to(length))?;
         Ok(ParametersRecord { file: body, ..record })
     }
-}
-
-/// An open writer, as of the moment of the snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WriterRecord {
-    /// Its number, chosen by the client.
-    pub number: u64,
-    pub name: String,
-    /// As in [`StreamRecord`].
-    pub serial: u64,
-    pub window_before: u16,
-    pub window_after: u16,
-    pub epoch: u32,
-    pub last_sequence: u64,
-    /// Steps the table has taken from it.
-    pub steps: u64,
-    pub streams: Vec<WriterStream>,
-}
-
-/// A stream of a writer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WriterStream {
-    pub next_step: u64,
-    /// Number of its stream record, if the snapshot has a chunk of it.
-    pub record: Option<u32>,
 }

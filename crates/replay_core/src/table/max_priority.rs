@@ -45,7 +45,8 @@ impl MaxPriority {
                     live.remove(id);
                 }
                 let first = live.at(0).and_then(|id| live.priority(id));
-                first.map_or(0, f64::to_bits)
+                // Rounding of a mass may have raised a restored one.
+                first.map_or(0, |priority| bits(priority.min(self.ever())))
             }
         };
         (bits > 0).then(|| f64::from_bits(bits))

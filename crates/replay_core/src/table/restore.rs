@@ -12,7 +12,7 @@ use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, from_json};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, OpenRecord, TableState, WriterRecord, from_json};
 use crate::view_spec::ViewSpec;
 
 use super::Table;
@@ -31,28 +31,36 @@ type RecordResult = std::result::Result<(), String>;
 pub(crate) struct Staged {
     table: Arc<Table>,
     saved: TableConfig,
-    /// Writers by their serials, shared by their chunks as by those that they push later.
-    identities: HashMap<u64, Arc<WriterIdentity>>,
-    streams: Vec<StagedStream>,
-    /// Each a push of its own, whose stream is an index in `streams`. Chunks have the numbers of the snapshot.
-    chunks: VecDeque<Prepared>,
+    writers: Vec<StagedWriter>,
+    /// Chunks have the numbers of the snapshot.
+    chunks: VecDeque<StagedChunk>,
     /// Number of the first of `chunks`.
     first: u64,
     steps: u64,
     bytes: u64,
     items: Vec<ItemRecord>,
-    writers: Vec<WriterRecord>,
     /// Steps dropped because the table is too small.
     left_out: u64,
     state: Option<TableState>,
 }
 
-struct StagedStream {
-    writer: Arc<WriterIdentity>,
-    number: u32,
-    steps: Stream,
-    /// Number of the open writer that has it.
-    open: Option<u64>,
+struct StagedWriter {
+    identity: Arc<WriterIdentity>,
+    streams: HashMap<u32, Stream>,
+    open: Option<OpenRecord>,
+}
+
+impl StagedWriter {
+    fn is_narrower_than(&self, view: &ViewSpec) -> bool {
+        self.identity.window_before < view.before() || self.identity.window_after < view.after()
+    }
+}
+
+struct StagedChunk {
+    /// Index in `Staged::writers`.
+    writer: usize,
+    /// A push of its own.
+    push: Prepared,
 }
 
 impl Staged {
@@ -79,14 +87,12 @@ impl Staged {
         Ok(Staged {
             table,
             saved,
-            identities: HashMap::new(),
-            streams: Vec::new(),
+            writers: Vec::new(),
             chunks: VecDeque::new(),
             first: 0,
             steps: 0,
             bytes: 0,
             items: Vec::new(),
-            writers: Vec::new(),
             left_out: 0,
             state: None,
         })
@@ -102,15 +108,13 @@ impl Staged {
         let Some(view) = view.as_ref().filter(|_| view != saved) else {
             return Ok(());
         };
-        let is_narrow = |before, after| before < view.before() || after < view.after();
-        let narrow = |item: &&ItemRecord| {
-            let stream = self.stream_of(item.chunk.into());
-            stream.is_some_and(|stream| is_narrow(stream.writer.window_before, stream.writer.window_after))
-        };
+        let writer = |item: &ItemRecord| self.chunk(item.chunk.into()).map(|(_, writer)| writer);
+        let narrow = |item: &&ItemRecord| writer(item).is_some_and(|writer| writer.is_narrower_than(view));
         let (narrow, items) = (self.items.iter().filter(narrow).count(), self.items.len());
         if narrow == 0 {
             // The next items of these writers would be as narrow: they have expired, and open again with the new view.
-            self.writers.retain(|writer| !is_narrow(writer.window_before, writer.window_after));
+            let narrow = self.writers.iter_mut().filter(|writer| writer.is_narrower_than(view));
+            narrow.for_each(|writer| writer.open = None);
             return Ok(());
         }
         let saved = saved.as_ref().map_or("None".to_owned(), ViewSpec::to_string);
@@ -134,13 +138,12 @@ impl Staged {
     /// A description of its fault.
     pub fn take(&mut self, kind: RecordKind, body: Bytes) -> RecordResult {
         match kind {
-            RecordKind::Stream => self.take_stream(from_json(&body)?),
+            RecordKind::Writer => self.take_writer(from_json(&body)?),
             RecordKind::Chunk => {
                 let (head, packed) = ChunkRecord::from_bytes(body)?;
                 self.take_chunk(head, packed)
             }
             RecordKind::Items => ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item)),
-            RecordKind::Writer => self.take_writer(from_json(&body)?),
             RecordKind::State => self.take_state(from_json(&body)?),
             RecordKind::Memory | RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
                 Err(format!("a record of kind {} inside a table", kind as u32))
@@ -148,99 +151,68 @@ impl Staged {
         }
     }
 
-    fn take_stream(&mut self, stream: StreamRecord) -> RecordResult {
-        let StreamRecord { writer, serial, window_before, window_after, number } = stream;
-        let writer = self.identity(writer, serial, window_before, window_after)?;
-        self.streams.push(StagedStream { writer, number, steps: Stream::default(), open: None });
+    fn take_writer(&mut self, WriterRecord { identity, open }: WriterRecord) -> RecordResult {
+        let name = identity.name.len();
+        if name > Writers::MAX_NAME_BYTES {
+            return Err(format!("a writer's name of {name} bytes"));
+        }
+        if let Some(open) = &open {
+            let refuse = |reason: &str| Err(format!("writer {:#018x} {reason}", open.number));
+            let others = || self.writers.iter().filter_map(|writer| writer.open.as_ref());
+            let streams = open.next_steps.len() + others().map(|other| other.next_steps.len()).sum::<usize>();
+            if open.next_steps.is_empty() || streams > Writers::MOST_STREAMS as usize {
+                return refuse("with more streams than a table has, or without one");
+            }
+            if others().any(|other| other.number == open.number) {
+                return refuse("appears twice");
+            }
+            if open.epoch == 0 || open.epoch == u32::MAX {
+                return refuse("with an epoch that no writer has");
+            }
+            if open.last_sequence.max(open.steps) >= MOST_COUNTED {
+                return refuse("with a count that no writer reaches");
+            }
+        }
+        self.writers.push(StagedWriter { identity: Arc::new(identity), streams: HashMap::new(), open });
         Ok(())
-    }
-
-    /// The writer of a serial, which belongs to one writer.
-    fn identity(
-        &mut self,
-        name: String,
-        serial: u64,
-        window_before: u16,
-        window_after: u16,
-    ) -> std::result::Result<Arc<WriterIdentity>, String> {
-        if name.len() > Writers::MAX_NAME_BYTES {
-            return Err(format!("a writer's name of {} bytes", name.len()));
-        }
-        let writer = WriterIdentity { name, window_before, window_after, serial };
-        let known = self.identities.entry(serial).or_insert_with(|| Arc::new(writer.clone()));
-        match **known == writer {
-            true => Ok(known.clone()),
-            false => Err(format!("two writers of the serial {serial:#018x}")),
-        }
     }
 
     fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> RecordResult {
         let number = self.end();
-        let index = head.stream as usize;
-        let Some(StagedStream { writer, number: stream, steps, open }) = self.streams.get_mut(index) else {
-            return Err(format!("a chunk of stream {index}, which is unknown"));
+        let ChunkRecord { writer: index, stream, rows, first_step } = head;
+        let Some(writer) = self.writers.get_mut(index as usize) else {
+            return Err(format!("a chunk of writer {index}, which is unknown"));
         };
-        if open.is_some() {
-            return Err(format!("a chunk of stream {index} after its writer"));
+        let steps = writer.streams.entry(stream).or_default();
+        let end = first_step.checked_add(u64::from(rows)).filter(|_| first_step >= steps.next_step);
+        let most = match &writer.open {
+            Some(open) => open.next_steps.get(stream as usize).copied(),
+            None => Some(u64::MAX),
+        };
+        if end.is_none_or(|end| most.is_none_or(|most| end > most)) {
+            return Err(format!("step {first_step} of stream {stream} after step {}", steps.next_step));
         }
         let charge = Charge::new(&self.table.held);
         let bytes = packed.len() as u64 + TableConfig::CHUNK_BYTES;
-        let packed = PackedRows::check(&self.table.format.layout, head.rows, charge.payload(packed))
+        let packed = PackedRows::check(&self.table.format.layout, rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
-        if head.first_step < steps.next_step || head.first_step.checked_add(u64::from(head.rows)).is_none() {
-            return Err(format!("step {} of stream {index} after step {}", head.first_step, steps.next_step));
-        }
-        let span = ChunkSpan { arrival: number, ..steps.arriving(head.first_step, head.rows) };
+        let span = ChunkSpan { arrival: number, ..steps.arriving(first_step, rows) };
         let chunk = PreparedChunk {
-            continues: steps.continues(head.first_step),
-            stored: Some(StoredChunk::new(packed, writer.clone(), *stream, head.first_step, bytes)),
+            continues: steps.continues(first_step),
+            stored: Some(StoredChunk::new(packed, writer.identity.clone(), stream, first_step, bytes)),
             handle: None,
-            stream: head.stream,
+            stream,
             span,
         };
         steps.push(span);
-        let rows = u64::from(head.rows);
+        let rows = u64::from(rows);
         self.steps += rows;
         self.bytes += bytes;
-        self.chunks.push_back(Prepared { chunks: vec![chunk], items: Vec::new(), charge, rows, bytes, late: 0 });
+        let push = Prepared { chunks: vec![chunk], items: Vec::new(), charge, rows, bytes, late: 0 };
+        self.chunks.push_back(StagedChunk { writer: index as usize, push });
         while self.steps > self.table.config.capacity || self.bytes > self.table.held.limit {
             self.leave_out_oldest();
         }
-        Ok(())
-    }
-
-    fn take_writer(&mut self, writer: WriterRecord) -> RecordResult {
-        let refuse = |reason: &str| Err(format!("writer {:#018x} {reason}", writer.number));
-        let open = self.writers.iter().map(|other| other.streams.len());
-        let streams = writer.streams.len() + open.sum::<usize>();
-        if writer.streams.is_empty() || streams > Writers::MOST_STREAMS as usize {
-            return refuse("with more streams than a table has, or without one");
-        }
-        if self.writers.iter().any(|other| other.number == writer.number) {
-            return refuse("appears twice");
-        }
-        if writer.epoch == 0 || writer.epoch == u32::MAX {
-            return refuse("with an epoch that no writer has");
-        }
-        if writer.last_sequence.max(writer.steps) >= MOST_COUNTED {
-            return refuse("with a count that no writer reaches");
-        }
-        let identity = self.identity(writer.name.clone(), writer.serial, writer.window_before, writer.window_after)?;
-        for (number, stream) in (0..).zip(&writer.streams) {
-            let Some(record) = stream.record else {
-                continue;
-            };
-            let Some(staged) = self.streams.get_mut(record as usize) else {
-                return refuse("with a stream that is not there");
-            };
-            let same = Arc::ptr_eq(&staged.writer, &identity)
-                && staged.number == number
-                && staged.steps.next_step <= stream.next_step;
-            if !same || staged.open.replace(writer.number).is_some() {
-                return refuse("with a stream of another writer");
-            }
-        }
-        self.writers.push(writer);
         Ok(())
     }
 
@@ -267,10 +239,10 @@ impl Staged {
     fn check_window(&self, item: &ItemRecord) -> RecordResult {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
         let number = u64::from(item.chunk);
-        let (Some(chunk), Some(stream)) = (self.chunk(number), self.stream_of(number)) else {
+        let Some((chunk, writer)) = self.chunk(number) else {
             return refuse("that is not there");
         };
-        if item.before > stream.writer.window_before || item.after > stream.writer.window_after {
+        if item.before > writer.identity.window_before || item.after > writer.identity.window_after {
             return refuse("with rows beyond its writer's window");
         }
         // Within the chunk, the first row does not overflow.
@@ -279,7 +251,7 @@ impl Staged {
         }
         let first = chunk.span.first_step + u64::from(item.first_row);
         let last = first.saturating_add(u64::from(item.before) + u64::from(item.after));
-        match stream.steps.locate(first, last, None) {
+        match writer.streams[&chunk.stream].locate(first, last, None) {
             Ok(Some((FirstChunk::Stored(arrival), _))) if arrival == number => Ok(()),
             _ => refuse("whose rows are not all there"),
         }
@@ -316,26 +288,25 @@ impl Staged {
         self.first + self.chunks.len() as u64
     }
 
-    fn chunk(&self, number: u64) -> Option<&PreparedChunk> {
-        self.chunks.get(number.checked_sub(self.first)? as usize)?.chunks.first()
-    }
-
-    fn stream_of(&self, number: u64) -> Option<&StagedStream> {
-        self.streams.get(self.chunk(number)?.stream as usize)
+    /// A chunk and its writer.
+    fn chunk(&self, number: u64) -> Option<(&PreparedChunk, &StagedWriter)> {
+        let StagedChunk { writer, push } = self.chunks.get(number.checked_sub(self.first)? as usize)?;
+        Some((push.chunks.first()?, &self.writers[*writer]))
     }
 
     /// [`Self::drop_oldest`] for a chunk that the table is too small for.
-    fn leave_out_oldest(&mut self) -> Option<Prepared> {
-        let oldest = self.drop_oldest();
-        self.left_out += oldest.as_ref().map_or(0, |chunk| chunk.rows);
-        oldest
+    fn leave_out_oldest(&mut self) -> Option<u64> {
+        let rows = self.drop_oldest()?;
+        self.left_out += rows;
+        Some(rows)
     }
 
-    fn drop_oldest(&mut self) -> Option<Prepared> {
-        let oldest = self.chunks.pop_front()?;
+    /// Drops the oldest chunk, and returns its rows.
+    fn drop_oldest(&mut self) -> Option<u64> {
+        let StagedChunk { push, .. } = self.chunks.pop_front()?;
         self.first += 1;
-        self.steps -= oldest.rows;
-        self.bytes -= oldest.bytes;
-        Some(oldest)
+        self.steps -= push.rows;
+        self.bytes -= push.bytes;
+        Some(push.rows)
     }
 }

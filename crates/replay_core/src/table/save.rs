@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, ServedTable, StreamRecord, TableState, WriterRecord};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, ServedTable, TableState, WriterRecord};
 use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 
 use super::Table;
 use super::ids::ItemId;
 use super::residents::{AfterMoment, Residents};
-use super::stored::StoredChunk;
+use super::writers::WriterIdentity;
 
 const ITEMS_AT_ONCE: usize = 4096;
 
@@ -26,8 +26,8 @@ struct Saved {
     chunks: HashMap<Handle, u32>,
     /// The table's own number of each chunk, ascending.
     arrivals: Vec<u64>,
-    /// Number of each stream's record, by the writer's serial and the writer's number of it.
-    streams: HashMap<(u64, u32), u32>,
+    /// Number of each writer's record, by its serial.
+    writers: HashMap<u64, u32>,
 }
 
 /// A table between two pushes. Until it is dropped, the table keeps the ids of items that are inserted without new steps.
@@ -36,7 +36,7 @@ pub(crate) struct Moment {
     /// Number of the chunk that arrives next.
     end: u64,
     state: TableState,
-    /// In the snapshot of a server: its writers, without the record numbers of their streams.
+    /// In the snapshot of a server: its writers.
     writers: Option<Vec<WriterRecord>>,
 }
 
@@ -73,10 +73,10 @@ impl Table {
         let table = &moment.table;
         out.json(RecordKind::Table, &*table.config)?;
         let mut saved = Saved::default();
-        table.save_chunks(moment.end, &mut saved, out)?;
         for writer in moment.writers.iter().flatten() {
-            out.json(RecordKind::Writer, &saved.writer(writer))?;
+            saved.write_writer(writer, out)?;
         }
+        table.save_chunks(moment.end, &mut saved, out)?;
         table.save_items(moment, &saved, out)?;
         let residents = table.lock_residents()?;
         let (first, number) = (residents.first, residents.number);
@@ -102,8 +102,15 @@ impl Table {
                 let Some(chunk) = self.chunks.pin(handle) else {
                     continue;
                 };
-                let stream = saved.stream_of(&chunk, out)?;
-                let head = ChunkRecord { stream, rows: chunk.packed.rows(), first_step: chunk.first_step };
+                let writer = match saved.writers.get(&chunk.writer.serial) {
+                    Some(&writer) => writer,
+                    None => {
+                        let identity = WriterIdentity::clone(&chunk.writer);
+                        saved.write_writer(&WriterRecord { identity, open: None }, out)?
+                    }
+                };
+                let (stream, rows) = (chunk.stream, chunk.packed.rows());
+                let head = ChunkRecord { writer, stream, rows, first_step: chunk.first_step };
                 out.record(RecordKind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
                 saved.chunks.insert(handle, saved.arrivals.len() as u32);
                 saved.arrivals.push(arrival);
@@ -194,31 +201,11 @@ impl Moment {
 }
 
 impl Saved {
-    /// The record of a writer, with the numbers of its streams' records.
-    fn writer(&self, noted: &WriterRecord) -> WriterRecord {
-        let mut record = noted.clone();
-        for (number, stream) in (0..).zip(&mut record.streams) {
-            stream.record = self.streams.get(&(record.serial, number)).copied();
-        }
-        record
-    }
-
-    /// The number of the chunk's stream, whose record is written before its first chunk.
-    fn stream_of<W: Write>(&mut self, chunk: &StoredChunk, out: &mut RecordWriter<W>) -> Result<u32> {
-        let name = (chunk.writer.serial, chunk.stream);
-        if let Some(&number) = self.streams.get(&name) {
-            return Ok(number);
-        }
-        let stream = StreamRecord {
-            writer: chunk.writer.name.clone(),
-            serial: chunk.writer.serial,
-            window_before: chunk.writer.window_before,
-            window_after: chunk.writer.window_after,
-            number: chunk.stream,
-        };
-        out.json(RecordKind::Stream, &stream)?;
-        let number = self.streams.len() as u32;
-        self.streams.insert(name, number);
+    /// Writes the record of a writer, and returns its number.
+    fn write_writer<W: Write>(&mut self, writer: &WriterRecord, out: &mut RecordWriter<W>) -> Result<u32> {
+        out.json(RecordKind::Writer, writer)?;
+        let number = self.writers.len() as u32;
+        self.writers.insert(writer.identity.serial, number);
         Ok(number)
     }
 }
@@ -268,7 +255,8 @@ mod tests {
                 (RecordKind::Items, body) => items += body.len() / ItemRecord::BYTES,
                 (RecordKind::Writer, body) => {
                     let writer: WriterRecord = content::from_json(&body).unwrap();
-                    assert_eq!((writer.last_sequence, writer.steps), (1, 1));
+                    let open = writer.open.unwrap();
+                    assert_eq!((open.last_sequence, open.steps), (1, 1));
                 }
                 (RecordKind::State, body) => {
                     let state: TableState = content::from_json(&body).unwrap();

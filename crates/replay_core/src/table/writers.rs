@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -20,7 +21,7 @@ use base::error::check_size;
 use base::host;
 use base::random::random_number;
 
-use crate::snapshot_records::content::{WriterRecord, WriterStream};
+use crate::snapshot_records::content::{OpenRecord, WriterRecord};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::activity::{Activity, Waiting};
@@ -28,7 +29,8 @@ use super::streams::Stream;
 use super::waiting::WaitingLine;
 
 /// The constant part of a writer, to which chunks refer when it is gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WriterIdentity {
     /// Display name, for errors and logs.
     pub name: String,
@@ -108,20 +110,16 @@ impl TableWriter {
         self.activity.push(host::now());
     }
 
-    /// The writer's part of a snapshot, without the numbers of its streams' records.
+    /// The writer's part of a snapshot.
     pub fn record(&self, number: u64) -> WriterRecord {
-        let streams = self.streams.iter().map(|stream| WriterStream { next_step: stream.next_step, record: None });
-        WriterRecord {
+        let open = OpenRecord {
             number,
-            name: self.identity.name.clone(),
-            serial: self.identity.serial,
-            window_before: self.identity.window_before,
-            window_after: self.identity.window_after,
             epoch: self.epoch,
             last_sequence: self.last_sequence.saturating_sub(base::planted!(OldProgress).into()),
             steps: self.steps,
-            streams: streams.collect(),
-        }
+            next_steps: self.streams.iter().map(|stream| stream.next_step).collect(),
+        };
+        WriterRecord { identity: WriterIdentity::clone(&self.identity), open: Some(open) }
     }
 
     fn check_epoch(&self, epoch: u32) -> Result<()> {
@@ -341,7 +339,7 @@ impl Writers {
     }
 
     /// Adds a writer of a snapshot; one that is open under its number stays.
-    pub fn restore(&self, record: &WriterRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
+    pub fn restore(&self, record: &OpenRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
         let now = host::now();
         let (activity, connection) = (Activity::new(now), Activity::new(now));
         connection.end(now);

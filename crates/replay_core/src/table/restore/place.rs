@@ -1,18 +1,17 @@
 //! Puts the checked records of a snapshot into their empty table.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Staged;
+use super::{Staged, StagedChunk};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::schema::TableConfig;
-use crate::snapshot_records::content::{TableState, WriterRecord, WriterStream};
+use crate::snapshot_records::content::{OpenRecord, TableState};
 use crate::sync::Ordering;
 use crate::table::Table;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;
-use crate::table::prepare::PreparedItem;
+use crate::table::prepare::{PreparedChunk, PreparedItem};
 use crate::table::residents::Residents;
 use crate::table::streams::{FirstChunk, Stream};
 
@@ -49,9 +48,7 @@ impl Staged {
     /// # Errors
     /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
     pub fn place(self) -> Result<Placed> {
-        let Staged {
-            table, saved, identities, streams, chunks, first, items: records, writers, left_out, state, ..
-        } = self;
+        let Staged { table, saved, writers, chunks, first, items: records, left_out, state, .. } = self;
         let state = state.unwrap_or_default();
         let priorities = records.iter().map(|item| item.priority).collect();
         let units = table.sampler.units(&table.items, priorities);
@@ -69,19 +66,17 @@ impl Staged {
         }
         let first_arrival = residents.end();
         let arrival = |number: u64| Some(first_arrival + number.checked_sub(first)?);
-        let next_step = |stream: &WriterStream| Stream::restored(stream.next_step);
-        let of_writer = |record: &WriterRecord| (record.number, record.streams.iter().map(next_step).collect());
-        let mut open: HashMap<u64, Vec<Stream>> = writers.iter().map(of_writer).collect();
-        for mut push in chunks {
+        let streams = |open: &OpenRecord| open.next_steps.iter().copied().map(Stream::restored).collect();
+        let mut open: Vec<Vec<Stream>> =
+            writers.iter().map(|writer| writer.open.as_ref().map(streams).unwrap_or_default()).collect();
+        for StagedChunk { writer, mut push } in chunks {
             for chunk in &mut push.chunks {
                 chunk.continues = chunk.continues.and_then(arrival);
             }
             table.place_chunks(&mut residents, &mut push).expect("an unused table has a slot for each step, and more");
-            for chunk in push.chunks {
-                let stream = &streams[chunk.stream as usize];
-                if let Some(of_writer) = stream.open.and_then(|writer| open.get_mut(&writer)) {
-                    let (first_step, rows) = (chunk.span.first_step, chunk.span.rows);
-                    of_writer[stream.number as usize].push_restored(chunk.span.arrival, first_step, rows);
+            for PreparedChunk { stream, span, .. } in push.chunks {
+                if let Some(stream) = open[writer].get_mut(stream as usize) {
+                    stream.push_restored(span.arrival, span.first_step, span.rows);
                 }
             }
         }
@@ -90,8 +85,7 @@ impl Staged {
             items.extend(arrival(record.chunk.into()).map(|arrival| PreparedItem {
                 first_chunk: FirstChunk::Stored(arrival),
                 rows: ItemRows { first_row: record.first_row, before: record.before, after: record.after },
-                // Rounding of the mass may have raised it.
-                priority: record.priority.min(state.max_priority),
+                priority: record.priority,
                 raises: 0.0,
                 units,
                 born: record.born,
@@ -104,9 +98,10 @@ impl Staged {
                 ids.push((records[index].id, id));
             }
         });
-        for record in &writers {
-            let streams = open.remove(&record.number).unwrap_or_default();
-            table.writers.restore(record, identities[&record.serial].clone(), streams);
+        for (writer, streams) in writers.into_iter().zip(open) {
+            if let Some(record) = &writer.open {
+                table.writers.restore(record, writer.identity, streams);
+            }
         }
         table.go_on_from(&state, &saved);
         drop(residents);
