@@ -148,7 +148,7 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
 }
 
 fn place(memory: &Memory, Contents { identity, mut tables, parameters }: Contents) -> Result<()> {
-    // A save locks a table's writers before its residents, and a restore after them.
+    // A save locks a table's writers before its arrivals, and a restore after them.
     let _saving = memory.saving();
     tables.iter_mut().try_for_each(Staged::check_view)?;
     tables.iter().try_for_each(Staged::check_unused)?;

@@ -8,9 +8,9 @@ use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
 
 use super::Table;
+use super::arrivals::Arrivals;
 use super::ids::ItemId;
 use super::prepare::Prepared;
-use super::residents::Residents;
 use super::stored::StoredChunk;
 
 /// Chunks taken out under the lock, to be dropped after it.
@@ -26,9 +26,9 @@ pub const EVICTED_AT_ONCE: usize = 64;
 impl Table {
     /// Evicts the oldest chunks until the push fits, at most [`EVICTED_AT_ONCE`] of them. `false`: the caller drops `evicted`
     /// and tries again. `Err` is the cause of the wait.
-    pub(super) fn make_room(&self, residents: &mut Residents, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
+    pub(super) fn make_room(&self, arrivals: &mut Arrivals, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
         // Evicted chunks whose blobs readers hold, or that another push is about to drop.
-        let pinned = self.held.bytes().saturating_sub(residents.bytes);
+        let pinned = self.held.bytes().saturating_sub(arrivals.bytes);
         let waits = pinned > self.held.limit / HELD_BY_READERS;
         let used = if waits { push.bytes } else { pinned + push.bytes };
         let pinned_bytes =
@@ -37,21 +37,21 @@ impl Table {
             return Err(pinned_bytes(pinned + push.bytes));
         }
         let items = push.items.len();
-        while residents.steps + push.rows > self.config.capacity
-            || residents.bytes + used > self.held.limit
+        while arrivals.steps + push.rows > self.config.capacity
+            || arrivals.bytes + used > self.held.limit
             || self.items.free() < items
         {
             if evicted.len() == evicted.capacity() {
                 return Ok(false);
             }
-            let Some((handle, oldest)) = residents.pop(&self.chunks) else {
+            let Some((handle, oldest)) = arrivals.pop(&self.chunks) else {
                 return Err(Cause::LastItems);
             };
             self.end_items(&oldest);
             evicted.push(handle);
         }
-        self.residents.first.store(residents.first, Ordering::Relaxed);
-        let bytes = residents.bytes + pinned + push.bytes;
+        self.arrivals.first.store(arrivals.first, Ordering::Relaxed);
+        let bytes = arrivals.bytes + pinned + push.bytes;
         if waits && bytes > self.held.limit {
             return Err(pinned_bytes(bytes));
         }
@@ -79,26 +79,26 @@ impl Table {
 
     /// Resets the limiter and the largest priority, and returns the number of the next chunk to arrive.
     fn begin_to_empty(&self) -> Result<u64> {
-        let residents = self.lock_residents()?;
+        let arrivals = self.lock_arrivals()?;
         self.limiter.reset();
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
         self.max_priority.reset(steps);
-        Ok(residents.end())
+        Ok(arrivals.end())
     }
 
     /// Removes at most [`EVICTED_AT_ONCE`] of the oldest chunks before `end`; `removed` is empty before and after. `false` if
     /// there were none.
     fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
-        let mut residents = self.lock_residents()?;
-        while removed.len() < EVICTED_AT_ONCE && residents.first < end {
-            let Some((handle, oldest)) = residents.pop(&self.chunks) else { break };
+        let mut arrivals = self.lock_arrivals()?;
+        while removed.len() < EVICTED_AT_ONCE && arrivals.first < end {
+            let Some((handle, oldest)) = arrivals.pop(&self.chunks) else { break };
             for &id in lock(&oldest.items).iter() {
                 self.kill(id);
             }
             removed.push(handle);
         }
-        self.residents.first.store(residents.first, Ordering::Relaxed);
-        drop(residents);
+        self.arrivals.first.store(arrivals.first, Ordering::Relaxed);
+        drop(arrivals);
         let some = !removed.is_empty();
         self.retire(removed);
         Ok(some)
@@ -172,8 +172,8 @@ mod tests {
         let push = tests::push(sequence, Some(priority));
         let pushed = table.try_push(&push, &mut Turn::default());
         assert!(matches!(pushed, Ok(Attempt::Ready(_))));
-        let residents = table.lock_residents().unwrap();
-        let newest = residents.get(residents.end() - 1).unwrap();
+        let arrivals = table.lock_arrivals().unwrap();
+        let newest = arrivals.get(arrivals.end() - 1).unwrap();
         lock(&table.chunks.pin(newest).unwrap().items)[0]
     }
 

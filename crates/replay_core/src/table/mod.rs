@@ -7,9 +7,9 @@
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `activity` | idle detection of writers |
-//! | `residents` | live chunks in the order of arrival |
+//! | `arrivals` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `credit` | sampling, without a lock except in samplers with an order; undelivered samples |
+//! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `read` | all steps, in their order of arrival |
@@ -27,15 +27,14 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod activity;
+mod arrivals;
 pub(crate) mod counters;
-mod credit;
 mod evict;
 mod max_priority;
 mod pending_call;
 mod prepare;
 mod push;
 mod read;
-mod residents;
 mod sample;
 pub(crate) mod samplers;
 pub(crate) mod save;
@@ -43,6 +42,7 @@ mod stats;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
+mod undelivered;
 mod update;
 mod waiting;
 pub(crate) mod writers;
@@ -69,11 +69,11 @@ pub use pending_call::{Attempt, PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::Writers;
 
+use arrivals::{Arrivals, LockedArrivals};
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
-use residents::{LockedResidents, Residents};
 use samplers::ItemSampler;
 use stored::{Chunks, Held};
 
@@ -84,7 +84,7 @@ pub struct Table {
     format: RowFormat,
     items: Items,
     chunks: Chunks,
-    residents: LockedResidents,
+    arrivals: LockedArrivals,
     writers: Writers,
     sampler: Box<dyn ItemSampler>,
     limiter: Arc<Limiter>,
@@ -130,7 +130,7 @@ impl Table {
         let capacity = config.capacity as u32;
         // Each stored step adds the offset of its blobs and the id of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
-        let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
+        let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Arrivals::bytes_of(capacity);
         Items::bytes(capacity) + samplers::bytes(config) + chunks + stored
     }
 
@@ -153,7 +153,7 @@ impl Table {
             },
             items: Items::new(ids, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
-            residents: LockedResidents::new(ids.number(), capacity as usize),
+            arrivals: LockedArrivals::new(ids.number(), capacity as usize),
             writers: Writers::new(&config.name),
             sampler: samplers::make(&config),
             limiter: Arc::new(Limiter::new(&config)),
@@ -220,14 +220,14 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Internal`] once a holder has panicked.
-    fn lock_residents(&self) -> Result<MutexGuard<'_, Residents>> {
-        self.residents.lock.lock().map_err(|_| self.failed())
+    fn lock_arrivals(&self) -> Result<MutexGuard<'_, Arrivals>> {
+        self.arrivals.lock.lock().map_err(|_| self.failed())
     }
 
     /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
     /// so nothing is read or written from then on, lest steps appear twice.
     pub fn has_failed(&self) -> bool {
-        is_poisoned(&self.residents.lock)
+        is_poisoned(&self.arrivals.lock)
     }
 
     /// Runs a call that changes the table. Its panic is counted, logged and returned as an error, so that a server survives it.

@@ -121,7 +121,7 @@ impl Table {
                 writer.identity.name
             )));
         }
-        let first_arrival = self.residents.first.load(Ordering::Relaxed);
+        let first_arrival = self.arrivals.first.load(Ordering::Relaxed);
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {
@@ -268,7 +268,7 @@ mod tests {
         const ROWS: u64 = 8;
         let table = table(100, 3, 12);
         let room = || {
-            let first = lock(&table.residents.lock).get(0).expect("it is live");
+            let first = lock(&table.arrivals.lock).get(0).expect("it is live");
             let chunk = table.chunks.pin(first).expect("it is live");
             let items = lock(&chunk.items);
             (items.len(), items.capacity())

@@ -17,10 +17,10 @@ use crate::replay::{Push, PushBody};
 use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
 
+use super::arrivals::Arrivals;
 use super::evict::EVICTED_AT_ONCE;
 use super::ids::ItemId;
 use super::prepare::{Prepared, PreparedChunk, PreparedItem};
-use super::residents::Residents;
 use super::stored::PinnedChunk;
 use super::streams::FirstChunk;
 use super::writers::{TableWriter, WriterIdentity};
@@ -119,9 +119,9 @@ impl Table {
         };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
-            let mut residents = self.lock_residents()?;
-            let room = self.make_room(&mut residents, &prepared, &mut evicted);
-            let placed = room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
+            let mut arrivals = self.lock_arrivals()?;
+            let room = self.make_room(&mut arrivals, &prepared, &mut evicted);
+            let placed = room.and_then(|enough| Ok(enough && self.place(&mut arrivals, &mut prepared)?));
             if let Ok(true) = placed {
                 // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.
                 for chunk in &prepared.chunks {
@@ -129,7 +129,7 @@ impl Table {
                 }
                 writer.applied(prepared.rows);
             }
-            drop(residents);
+            drop(arrivals);
             self.retire(&mut evicted);
             match placed {
                 Ok(true) => break,
@@ -187,12 +187,12 @@ impl Table {
     }
 
     /// Puts a push in place, and counts it. Only under the insert lock. `Err` as of [`Self::place_chunks`].
-    fn place(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<bool> {
-        self.place_chunks(residents, push)?;
+    fn place(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<bool> {
+        self.place_chunks(arrivals, push)?;
         let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
         push.items.iter_mut().for_each(|item| item.born = born);
         let (mut inserted, mut largest) = (0, 0.0f64);
-        self.place_items(residents, &push.items, &push.chunks, |index, _| {
+        self.place_items(arrivals, &push.items, &push.chunks, |index, _| {
             largest = largest.max(push.items[index].raises);
             inserted += 1;
         });
@@ -206,7 +206,7 @@ impl Table {
 
     /// Puts chunks in place, and links between them. Only under the insert lock. `Err` when no slot is left for one: then none
     /// is in place, and the caller retires those that have a slot.
-    pub(super) fn place_chunks(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<()> {
+    pub(super) fn place_chunks(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<()> {
         if !push.chunks.iter_mut().all(|chunk| chunk.enter(&self.chunks)) {
             return Err(Cause::PinnedChunks);
         }
@@ -214,11 +214,11 @@ impl Table {
         for chunk in &mut push.chunks {
             let pinned = chunk.handle.and_then(|handle| Some((handle, self.chunks.pin(handle)?)));
             let Some((handle, stored)) = pinned else { continue };
-            let previous = chunk.continues.and_then(|c| residents.get(c));
+            let previous = chunk.continues.and_then(|c| arrivals.get(c));
             if let Some(previous) = previous.and_then(|p| self.chunks.pin(p)) {
                 previous.set_next(handle);
             }
-            chunk.span.arrival = residents.push(handle, &stored);
+            chunk.span.arrival = arrivals.push(handle, &stored);
         }
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Table {
     /// the insert lock.
     pub(super) fn place_items(
         &self,
-        residents: &mut Residents,
+        arrivals: &mut Arrivals,
         items: &[PreparedItem],
         pushed: &[PreparedChunk],
         mut placed: impl FnMut(usize, ItemId),
@@ -241,7 +241,7 @@ impl Table {
             };
             if first.as_ref().is_none_or(|(of, ..)| *of != arrival) {
                 let chunk = |handle| Some((arrival, handle, self.chunks.pin(handle)?));
-                first = residents.get(arrival).and_then(chunk);
+                first = arrivals.get(arrival).and_then(chunk);
             }
             // None: it was evicted since the check, perhaps for this push.
             let Some((_, handle, chunk)) = &first else {
@@ -253,7 +253,7 @@ impl Table {
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(id, item.priority);
             lock(&chunk.items).push(id);
-            if let Some(after) = residents.after_moment.as_mut().filter(|after| after.taken == item.born) {
+            if let Some(after) = arrivals.after_moment.as_mut().filter(|after| after.taken == item.born) {
                 after.items.insert(id);
             }
             placed(index, id);

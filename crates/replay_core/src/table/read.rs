@@ -20,15 +20,15 @@ impl Table {
     pub fn read_steps(&self, request: &ReadSteps) -> Result<StepsRead> {
         self.check_open()?;
         let mut at = request.from;
-        let residents = self.lock_residents()?;
+        let arrivals = self.lock_arrivals()?;
         if at.end == 0 {
             // Of a table that has had no steps, as later ones would be read otherwise.
-            (at.number, at.end) = (residents.number, residents.end().max(1));
+            (at.number, at.end) = (arrivals.number, arrivals.end().max(1));
         }
-        if at.number != residents.number {
+        if at.number != arrivals.number {
             return Err(Self::was_dropped(&self.config.name));
         }
-        drop(residents);
+        drop(arrivals);
         if request.bytes == 0 {
             return Ok(StepsRead { chunks: Vec::new(), next: Some(at) });
         }
@@ -66,10 +66,10 @@ impl Table {
     /// Numbers and handles of a few chunks, from the number `next` up to `end`, exclusive. `next` becomes the number after them.
     pub(super) fn name_chunks(&self, next: &mut u64, end: u64) -> Result<Vec<(u64, Handle)>> {
         let mut named = Vec::with_capacity(NAMED_AT_ONCE);
-        let residents = self.lock_residents()?;
-        *next = residents.first.max(*next);
+        let arrivals = self.lock_arrivals()?;
+        *next = arrivals.first.max(*next);
         while *next < end && named.len() < NAMED_AT_ONCE {
-            named.extend(residents.get(*next).map(|handle| (*next, handle)));
+            named.extend(arrivals.get(*next).map(|handle| (*next, handle)));
             *next += 1;
         }
         Ok(named)

@@ -23,11 +23,11 @@ use crate::sync::Ordering;
 use base::allocation;
 use base::error::check_size;
 
-use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
 use super::samplers::{EQUAL_MASS, Ordered, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
+use super::undelivered::Undelivered;
 use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
@@ -304,7 +304,7 @@ impl Table {
     /// Whether there are items and none has mass, for a sample that found nothing. Takes the insert lock, the only one of a prioritized
     /// sample: a push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> Result<bool> {
-        let _no_births_or_evictions = self.lock_residents()?;
+        let _no_births_or_evictions = self.lock_arrivals()?;
         // The mass first: batches that settle meanwhile may take the last items with them.
         Ok(self.items.without_mass(1) && self.items.live() > 0)
     }
@@ -581,7 +581,7 @@ impl<'a> Sampling<'a> {
         let admitted = self.admitted.split(counted);
         let claims = std::mem::take(&mut self.claims);
         let counts = table.limiter.limits_ratio() || table.items.limits_samples();
-        let credit = counts.then(|| Box::new(Credit::new(table, admitted, claims)) as Box<dyn SampleCredit>);
+        let credit = counts.then(|| Box::new(Undelivered::new(table, admitted, claims)) as Box<dyn SampleCredit>);
         Ok(Sampled {
             items: std::mem::take(&mut self.items),
             live_items,

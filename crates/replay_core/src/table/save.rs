@@ -13,8 +13,8 @@ use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 
 use super::Table;
+use super::arrivals::{AfterMoment, Arrivals};
 use super::ids::ItemId;
-use super::residents::{AfterMoment, Residents};
 use super::writers::WriterIdentity;
 
 const ITEMS_AT_ONCE: usize = 4096;
@@ -43,8 +43,8 @@ pub(crate) struct Moment {
 impl Drop for Moment {
     fn drop(&mut self) {
         // An error is a table that has failed.
-        if let Ok(mut residents) = self.table.lock_residents() {
-            residents.after_moment = None;
+        if let Ok(mut arrivals) = self.table.lock_arrivals() {
+            arrivals.after_moment = None;
         }
     }
 }
@@ -54,17 +54,17 @@ impl Table {
     /// a table at a time.
     pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
         let (end, state, writers) = self.writers.between_pushes(|open| {
-            let (end, state) = self.note(&mut *self.lock_residents()?);
+            let (end, state) = self.note(&mut *self.lock_arrivals()?);
             let records = || open.iter().map(|(number, writer)| writer.record(*number)).collect();
             Ok::<_, Error>((end, state, with_writers.then(records)))
         })?;
         Ok(Moment { table: self, end, state, writers })
     }
 
-    fn note(&self, residents: &mut Residents) -> (u64, TableState) {
+    fn note(&self, arrivals: &mut Arrivals) -> (u64, TableState) {
         let state = self.state();
-        residents.after_moment = Some(AfterMoment { taken: state.counters.inserted_steps, items: HashSet::new() });
-        (residents.end(), state)
+        arrivals.after_moment = Some(AfterMoment { taken: state.counters.inserted_steps, items: HashSet::new() });
+        (arrivals.end(), state)
     }
 
     /// Writes the table's records: the chunks and items of the moment, without those evicted since. Each item has the priority
@@ -78,9 +78,9 @@ impl Table {
         }
         table.save_chunks(moment.end, &mut saved, out)?;
         table.save_items(moment, &saved, out)?;
-        let residents = table.lock_residents()?;
-        let (first, number) = (residents.first, residents.number);
-        drop(residents);
+        let arrivals = table.lock_arrivals()?;
+        let (first, number) = (arrivals.first, arrivals.number);
+        drop(arrivals);
         let evicted_chunks = saved.arrivals.partition_point(|&arrival| arrival < first);
         let served = moment.writers.is_some().then_some(ServedTable { number, end: moment.end });
         out.json(RecordKind::State, &TableState { served, ..moment.state_after(evicted_chunks) })
@@ -146,8 +146,8 @@ impl Table {
         if born != taken {
             return Ok(born < taken);
         }
-        let residents = self.lock_residents()?;
-        let after = residents.after_moment.as_ref();
+        let arrivals = self.lock_arrivals()?;
+        let after = arrivals.after_moment.as_ref();
         Ok(after.is_none_or(|after| !after.items.contains(&id)))
     }
 
@@ -267,6 +267,6 @@ mod tests {
             }
         }
         assert_eq!((chunks, items), (1, 1));
-        assert!(table.lock_residents().unwrap().after_moment.is_none());
+        assert!(table.lock_arrivals().unwrap().after_moment.is_none());
     }
 }

@@ -15,8 +15,8 @@ impl Table {
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Ignores poisoning: a failed table has statistics, too.
-            let residents = lock(&self.residents.lock);
-            (residents.steps, residents.bytes)
+            let arrivals = lock(&self.arrivals.lock);
+            (arrivals.steps, arrivals.bytes)
         };
         let bytes = self.held.bytes();
         let (limiter_sampled, limiter_inserted) = self.limiter.counts();
@@ -78,8 +78,8 @@ impl Table {
     /// [`crate::Error::Internal`] that names the counts that differ.
     pub fn check_at_rest(&self) -> crate::Result<()> {
         self.items.tree.check_at_rest()?;
-        let residents = lock(&self.residents.lock);
-        let handles = (residents.first..residents.end()).filter_map(|arrival| residents.get(arrival));
+        let arrivals = lock(&self.arrivals.lock);
+        let handles = (arrivals.first..arrivals.end()).filter_map(|arrival| arrivals.get(arrival));
         let chunks = handles.filter_map(|handle| self.chunks.pin(handle));
         let live_in = |chunk: PinnedChunk<'_>| lock(&chunk.items).iter().filter(|&&id| self.items.confirm(id)).count();
         let live = chunks.map(live_in).sum::<usize>() as u64;

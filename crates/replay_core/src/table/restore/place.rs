@@ -9,10 +9,10 @@ use crate::schema::TableConfig;
 use crate::snapshot_records::content::{OpenRecord, TableState};
 use crate::sync::Ordering;
 use crate::table::Table;
+use crate::table::arrivals::Arrivals;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;
 use crate::table::prepare::{PreparedChunk, PreparedItem};
-use crate::table::residents::Residents;
 use crate::table::streams::{FirstChunk, Stream};
 
 /// A table of a snapshot in place.
@@ -24,8 +24,8 @@ pub(crate) struct Placed {
     pub left_out: u64,
 }
 
-fn not_empty(table: &Table, residents: &Residents) -> Error {
-    Error::NotEmpty { table: table.config.name.clone(), steps: residents.steps, bytes: table.held.bytes() }
+fn not_empty(table: &Table, arrivals: &Arrivals) -> Error {
+    Error::NotEmpty { table: table.config.name.clone(), steps: arrivals.steps, bytes: table.held.bytes() }
 }
 
 impl Staged {
@@ -34,11 +34,11 @@ impl Staged {
     /// # Errors
     /// As [`Self::place`].
     pub fn check_unused(&self) -> Result<()> {
-        let residents = self.table.lock_residents()?;
+        let arrivals = self.table.lock_arrivals()?;
         self.table.check_open()?;
-        match self.table.is_unused(&residents) {
+        match self.table.is_unused(&arrivals) {
             true => Ok(()),
-            false => Err(not_empty(&self.table, &residents)),
+            false => Err(not_empty(&self.table, &arrivals)),
         }
     }
 
@@ -53,18 +53,18 @@ impl Staged {
         let priorities = records.iter().map(|item| item.priority).collect();
         let units = table.sampler.units(&table.items, priorities);
 
-        let mut residents = table.lock_residents()?;
+        let mut arrivals = table.lock_arrivals()?;
         table.check_open()?;
-        if !table.is_unused(&residents) {
-            return Err(not_empty(&table, &residents));
+        if !table.is_unused(&arrivals) {
+            return Err(not_empty(&table, &arrivals));
         }
         if let Some(served) = state.served {
-            residents.number = served.number;
-            residents.first = residents.first.max(served.end - chunks.len() as u64);
+            arrivals.number = served.number;
+            arrivals.first = arrivals.first.max(served.end - chunks.len() as u64);
             // Relaxed, as in evictions: the insert lock is held.
-            table.residents.first.store(residents.first, Ordering::Relaxed);
+            table.arrivals.first.store(arrivals.first, Ordering::Relaxed);
         }
-        let first_arrival = residents.end();
+        let first_arrival = arrivals.end();
         let arrival = |number: u64| Some(first_arrival + number.checked_sub(first)?);
         let streams = |open: &OpenRecord| open.next_steps.iter().copied().map(Stream::restored).collect();
         let mut open: Vec<Vec<Stream>> =
@@ -73,7 +73,7 @@ impl Staged {
             for chunk in &mut push.chunks {
                 chunk.continues = chunk.continues.and_then(arrival);
             }
-            table.place_chunks(&mut residents, &mut push).expect("an unused table has a slot for each step, and more");
+            table.place_chunks(&mut arrivals, &mut push).expect("an unused table has a slot for each step, and more");
             for PreparedChunk { stream, span, .. } in push.chunks {
                 if let Some(stream) = open[writer].get_mut(stream as usize) {
                     stream.push_restored(span.arrival, span.first_step, span.rows);
@@ -93,7 +93,7 @@ impl Staged {
             }));
         }
         let mut ids = Vec::with_capacity(if state.served.is_some() { records.len() } else { 0 });
-        table.place_items(&mut residents, &items, &[], |index, id| {
+        table.place_items(&mut arrivals, &items, &[], |index, id| {
             if state.served.is_some() {
                 ids.push((records[index].id, id));
             }
@@ -104,7 +104,7 @@ impl Staged {
             }
         }
         table.go_on_from(&state, &saved);
-        drop(residents);
+        drop(arrivals);
         table.held.wake();
         Ok(Placed { table, ids, left_out })
     }
@@ -132,9 +132,9 @@ impl Placed {
 
 impl Table {
     /// Whether the table has no step, and no reader holds bytes or items of it.
-    fn is_unused(&self, residents: &Residents) -> bool {
+    fn is_unused(&self, arrivals: &Arrivals) -> bool {
         let free = self.items.free() == self.items.capacity();
-        residents.steps == 0 && self.held.bytes() == 0 && free
+        arrivals.steps == 0 && self.held.bytes() == 0 && free
     }
 
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then

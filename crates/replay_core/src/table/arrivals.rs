@@ -9,23 +9,23 @@ use super::ids::ItemId;
 use super::stored::{Chunks, PinnedChunk, StoredChunk};
 
 /// The live chunks under the table's insert lock.
-pub struct LockedResidents {
-    pub lock: Mutex<Residents>,
-    /// Copy of [`Residents::first`] for readers without the lock; may lag.
+pub struct LockedArrivals {
+    pub lock: Mutex<Arrivals>,
+    /// Copy of [`Arrivals::first`] for readers without the lock; may lag.
     pub first: AtomicU64,
 }
 
-impl LockedResidents {
+impl LockedArrivals {
     /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
     pub fn new(number: u16, chunks: usize) -> Self {
         let chunks = VecDeque::with_capacity(chunks);
-        let residents = Residents { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None };
-        LockedResidents { lock: Mutex::new(residents), first: AtomicU64::new(0) }
+        let arrivals = Arrivals { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None };
+        LockedArrivals { lock: Mutex::new(arrivals), first: AtomicU64::new(0) }
     }
 }
 
 /// Live chunks, oldest first, numbered by arrival.
-pub struct Residents {
+pub struct Arrivals {
     chunks: VecDeque<Handle>,
     /// Number of the table in the positions of readers: of the first table in a line of restarts.
     pub number: u16,
@@ -47,7 +47,7 @@ pub struct AfterMoment {
     pub items: HashSet<ItemId>,
 }
 
-impl Residents {
+impl Arrivals {
     /// Bytes of the list for `chunks` chunks.
     pub fn bytes_of(chunks: u32) -> u64 {
         u64::from(chunks) * size_of::<Handle>() as u64

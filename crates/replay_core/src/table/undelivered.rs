@@ -9,25 +9,25 @@ use super::Table;
 use super::items::Claim;
 
 /// Samples of a batch until its delivery. Dropped before it, they return to the rate limiter and to their items.
-pub struct Credit {
+pub struct Undelivered {
     table: Arc<Table>,
     admitted: Admitted,
     /// Empty without a limit on an item's samples: no sample then ends an item.
     claims: Vec<Claim>,
 }
 
-impl Credit {
+impl Undelivered {
     /// A batch under way, which holds the mass of items that it has sampled for the last time.
     pub fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
         table.items.begin_batch();
         if !table.items.limits_samples() {
             claims.clear();
         }
-        Credit { table: table.clone(), admitted, claims }
+        Undelivered { table: table.clone(), admitted, claims }
     }
 }
 
-impl SampleCredit for Credit {
+impl SampleCredit for Undelivered {
     fn delivered(mut self: Box<Self>) {
         self.admitted.items = 0;
         for claim in self.claims.drain(..) {
@@ -36,7 +36,7 @@ impl SampleCredit for Credit {
     }
 }
 
-impl Drop for Credit {
+impl Drop for Undelivered {
     fn drop(&mut self) {
         let table = &self.table;
         if !base::planted!(KeptSamples) {
