@@ -123,6 +123,9 @@ class Table:
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Positive ones are at least one unit and at most 2^39: by default 1.9e-6 to 1.0e6, with
             -30 9.3e-10 to 512.
+        live_max_priority: New items without a priority get the largest priority of the live items. By default it is
+            the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
+            Costs a lock in pushes and updates, and 32 bytes for each step of `capacity`.
         max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
         min_size: Items needed before the first sample.
         samples_per_insert: Items sampled for each item inserted, at most 1e9, held to within `slack`; 0 sets no limit.
@@ -151,6 +154,7 @@ class Table:
         ] = "prioritized",
         priority_exponent: float = 0.6,
         priority_unit_log2: int = -19,
+        live_max_priority: bool = False,
         max_times_sampled: int = 0,
         min_size: int = 1,
         samples_per_insert: float = 0.0,
@@ -213,6 +217,9 @@ class Table:
     @property
     def priority_unit_log2(self) -> int:
         """Base-2 logarithm of the smallest difference of two stored priorities."""
+    @property
+    def live_max_priority(self) -> bool:
+        """Whether items without a priority take the largest of the live items."""
     @property
     def max_times_sampled(self) -> int:
         """Samples after which an item is removed; 0 is never."""
@@ -579,7 +586,7 @@ class Writer(_ContextManager):
                 |n-step TD error|, by the learner's formula.
             priority: float32 or float64 `(num_envs,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority that the table has held since it was made
-                or emptied (Schaul et al.).
+                or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
             **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of

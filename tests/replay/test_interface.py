@@ -625,11 +625,11 @@ def test_a_table_has_the_view_of_calls_that_name_none(make_replay: MakeReplay) -
         with pytest.raises(errors.TableDiffersError) as caught:
             replay.create_table(table("a", view=asked))
         assert str(caught.value).endswith(f"definition: view is {VIEW!r}, asked for {asked!r}")
-    wanted = table("d", sampler="uniform", max_times_sampled=3)
+    wanted = table("d", sampler="uniform", live_max_priority=True)
     with pytest.raises(errors.TableDiffersError) as caught:
         replay.create_table(wanted)
     assert str(caught.value).endswith(
-        "sampler is prioritized, asked for uniform; max_times_sampled is 0, asked for 3"
+        "sampler is prioritized, asked for uniform; live_max_priority is False, asked for True"
     )
     columns: dict[str, Any] = {"frame": innet.Column("uint8", (12, 8), "zstd"), "action": "int64"}
     with pytest.raises(errors.TableDiffersError) as caught:

@@ -18,6 +18,11 @@ impl fmt::Display for Number {
     }
 }
 
+/// `True` or `False`.
+pub fn truth(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
 /// Values as a tuple: `()`, `(84,)`, `(84, 84)`.
 pub fn tuple(values: impl IntoIterator<Item = impl fmt::Display>) -> String {
     let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();

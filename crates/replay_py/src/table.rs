@@ -128,11 +128,11 @@ impl PyTable {
     #[pyo3(
         signature = (
             name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
-            priority_exponent = 0.6, priority_unit_log2 = -19, max_times_sampled = 0,
+            priority_exponent = 0.6, priority_unit_log2 = -19, live_max_priority = false, max_times_sampled = 0,
             min_size = 1, samples_per_insert = 0.0, slack = 0.0, max_version_lag = 0, view = None, **unknown
         ),
         text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
-                          priority_exponent=0.6, priority_unit_log2=-19, \
+                          priority_exponent=0.6, priority_unit_log2=-19, live_max_priority=False, \
                           max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0, max_version_lag=0, \
                           view=None)"
     )]
@@ -145,6 +145,7 @@ impl PyTable {
         sampler: &str,
         priority_exponent: f64,
         #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
+        live_max_priority: bool,
         #[pyo3(from_py_with = integer::max_times_sampled)] max_times_sampled: u32,
         #[pyo3(from_py_with = integer::min_size)] min_size: u64,
         samples_per_insert: f64,
@@ -171,6 +172,7 @@ impl PyTable {
             sampler: sampler.parse().map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
             priority_exponent,
             priority_unit_log2,
+            live_max_priority,
             max_times_sampled,
             min_size,
             samples_per_insert,
@@ -224,6 +226,7 @@ attributes! { PyTable as "Table", |table, py|
     sampler: String = table.config.sampler.to_string();
     priority_exponent: f64 = table.config.priority_exponent;
     priority_unit_log2: i32 = table.config.priority_unit_log2;
+    live_max_priority: bool = table.config.live_max_priority;
     max_times_sampled: u32 = table.config.max_times_sampled;
     min_size: u64 = table.config.min_size;
     samples_per_insert: f64 = table.config.samples_per_insert;
@@ -234,7 +237,7 @@ attributes! { PyTable as "Table", |table, py|
 
 value_class!(PyTable:
     "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
-    "max_times_sampled", "min_size", "samples_per_insert", "slack", "max_version_lag",
+    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack", "max_version_lag",
     "view");
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.

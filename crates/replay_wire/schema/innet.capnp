@@ -345,7 +345,7 @@ struct TableConfig {
   # 0 switches the ratio limit off
   slack @10 :Float64;
   liveMaxPriority @11 :Bool;
-  # not read: a setting of earlier releases
+  # items without a priority take the largest of the live items, not the largest ever
   view @12 :Text;
   # JSON of the view of writers and samples that name none; empty without one
   maxVersionLag @13 :UInt32;

@@ -61,6 +61,7 @@ capacity_bytes = 100000
 sampler = "prioritized"
 priority_exponent = 0.5
 priority_unit_log2 = -10
+live_max_priority = true
 max_times_sampled = 9
 min_size = 9
 samples_per_insert = 1.5

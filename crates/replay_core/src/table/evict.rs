@@ -195,8 +195,8 @@ mod tests {
         assert_eq!(receipt.applied, 1);
     }
 
-    fn largest(table: &Table) -> f64 {
-        table.max_priority.get()
+    fn largest(table: &Table) -> Option<f64> {
+        table.max_priority.get(&table.items)
     }
 
     #[test]
@@ -204,16 +204,16 @@ mod tests {
         let (table, old) = table();
         update(&table, old, TOO_LARGE);
         let end = table.begin_to_empty().unwrap();
-        assert_eq!(largest(&table), 0.0);
+        assert_eq!(largest(&table), None);
         assert!(table.remove_some(end, &mut Vec::new()).unwrap());
         update(&table, old, TOO_LARGE);
-        assert_eq!(largest(&table), 0.0);
+        assert_eq!(largest(&table), None);
         // A priority of a new item does.
         let new = push(&table, CHUNKS + 1, 3.0);
-        assert_eq!(largest(&table), 3.0);
+        assert_eq!(largest(&table), Some(3.0));
         update(&table, new, 5.0);
         while table.remove_some(end, &mut Vec::new()).unwrap() {}
-        assert_eq!(largest(&table), 5.0);
+        assert_eq!(largest(&table), Some(5.0));
         assert!(table.items.confirm(new) && !table.items.confirm(old));
     }
 
@@ -223,6 +223,6 @@ mod tests {
         assert!(table.items.confirm(old));
         table.empty().unwrap();
         table.max_priority.update(&table.items, &[old], &[TOO_LARGE]);
-        assert_eq!(largest(&table), 0.0);
+        assert_eq!(largest(&table), None);
     }
 }

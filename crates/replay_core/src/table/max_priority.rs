@@ -1,23 +1,59 @@
 //! The largest priority of a table: the priority of an item that is pushed without one.
 
+use crate::schema::TableConfig;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::ids::ItemId;
 use super::items::Items;
+use super::samplers::order::{LockedOrder, RankBy};
 
-/// The largest priority since the table was made or emptied.
-#[derive(Default)]
+/// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
-    /// Its bits, before the exponent; 0 while none was above zero. Positive floats are ordered as their bits.
+    /// Bits of the largest priority since the table was made or emptied, before the exponent; 0 while none was above zero.
+    /// Positive floats are ordered as their bits.
     ever: AtomicU64,
     /// Steps that the table had taken when it was last emptied: earlier items no longer count, even before they are removed.
     /// Locked while an update raises `ever`, so that an update from before a reset cannot raise it afterwards.
     emptied_at: Mutex<u64>,
+    /// Items by priority, with `live_max_priority`.
+    live: Option<LockedOrder>,
 }
 
 impl MaxPriority {
-    /// The largest priority; 0 while none was above zero.
-    pub fn get(&self) -> f64 {
+    /// Largest priority of an empty table.
+    pub fn new(config: &TableConfig) -> Self {
+        let live = config.live_max_priority.then(|| LockedOrder::new(config, RankBy::Highest));
+        MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live }
+    }
+
+    /// Bytes that it allocates.
+    pub fn bytes(config: &TableConfig) -> u64 {
+        match config.live_max_priority {
+            true => LockedOrder::bytes(config),
+            false => 0,
+        }
+    }
+
+    /// The largest priority; `None` where none is above zero.
+    pub fn get(&self, items: &Items) -> Option<f64> {
+        let bits = match &self.live {
+            None => self.ever.load(Ordering::Relaxed),
+            Some(live) => {
+                let mut live = live.lock();
+                // Items that have died leave the order here: one step for each that was inserted.
+                while let Some(id) = live.at(0).filter(|&id| !items.confirm(id)) {
+                    live.remove(id);
+                }
+                let first = live.at(0).and_then(|id| live.priority(id));
+                // Rounding of a mass may have raised a restored one.
+                first.map_or(0, |priority| bits(priority.min(self.ever())))
+            }
+        };
+        (bits > 0).then(|| f64::from_bits(bits))
+    }
+
+    /// The largest priority since the table was made or emptied, for a snapshot; 0 while none was above zero.
+    pub fn ever(&self) -> f64 {
         f64::from_bits(self.ever.load(Ordering::Relaxed))
     }
 
@@ -30,10 +66,17 @@ impl MaxPriority {
     }
 
     fn is_larger(&self, priority: f64) -> bool {
-        self.get() < priority
+        self.ever() < priority
     }
 
-    /// Counts new priorities of live items. Ids of evicted items are ignored.
+    /// Adds an item that was just inserted. Only under the insert lock.
+    pub fn insert(&self, id: ItemId, priority: f64) {
+        if let Some(live) = &self.live {
+            live.insert(id, priority);
+        }
+    }
+
+    /// Sets the priorities of live items. Ids of evicted items are ignored.
     pub fn update(&self, items: &Items, ids: &[ItemId], priorities: &[f64]) {
         if priorities.iter().any(|&priority| self.is_larger(priority)) {
             let emptied_at = lock(&self.emptied_at);
@@ -45,6 +88,9 @@ impl MaxPriority {
                     }
                 }
             }
+        }
+        if let Some(live) = &self.live {
+            live.update(ids, priorities);
         }
     }
 

@@ -131,7 +131,8 @@ impl Table {
         // Each stored step adds the offset of its blobs and the id of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Arrivals::bytes_of(capacity);
-        Items::bytes(capacity) + samplers::bytes(config) + chunks + stored
+        let samplers = samplers::bytes(config) + MaxPriority::bytes(config);
+        Items::bytes(capacity) + samplers + chunks + stored
     }
 
     /// An empty table of a valid definition.
@@ -159,7 +160,7 @@ impl Table {
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation, config.effective_capacity_bytes()),
-            max_priority: MaxPriority::default(),
+            max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
             draws: Draws { seed, next: AtomicU64::new(0) },
             dropped: AtomicBool::new(false),

@@ -157,7 +157,7 @@ impl Table {
         }
         let mut items = Vec::with_capacity(body.items.len());
         let mut priorities = Vec::with_capacity(body.items.len());
-        let mut largest = self.max_priority.get();
+        let mut largest = self.max_priority.get(&self.items).unwrap_or(0.0);
         for item in &body.items {
             let Some((first_chunk, first_row)) = self.check_item(writer, item, &chunk_of)? else {
                 continue;

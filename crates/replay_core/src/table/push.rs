@@ -252,6 +252,7 @@ impl Table {
                 .insert(*handle, item.rows, item.born, item.times_sampled, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(id, item.priority);
+            self.max_priority.insert(id, item.priority);
             lock(&chunk.items).push(id);
             if let Some(after) = arrivals.after_moment.as_mut().filter(|after| after.taken == item.born) {
                 after.items.insert(id);

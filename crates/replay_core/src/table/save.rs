@@ -178,7 +178,7 @@ impl Table {
             evicted_chunks: 0,
             limiter_inserted,
             limiter_sampled,
-            max_priority: self.max_priority.get(),
+            max_priority: self.max_priority.ever(),
             samples: self.draws.next.load(Ordering::Relaxed),
             counters: self.counters.saved(),
             served: None,

@@ -45,7 +45,7 @@ impl Table {
             "last_writer": last_writer,
             "by_writer": self.writers.stats(),
             "total_priority": self.sampler.order().is_none().then(|| self.sampler.total(&self.items).priority),
-            "max_priority": Some(self.max_priority.get()).filter(|&largest| largest > 0.0),
+            "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),
             "min_size": self.config.min_size,

@@ -46,22 +46,67 @@ fn poisoned(config: &TableConfig) -> Case {
     Case { memory, table, actor, id }
 }
 
-#[test]
-fn an_emptied_table_forgets_its_largest_priority() {
-    let mut case = poisoned(&config(8));
-    case.memory.empty_table("t").unwrap();
-    assert_eq!(largest(&case.table), None);
-    assert_eq!(newcomer(&mut case.actor), 1.0);
-    assert_eq!(largest(&case.table), Some(1.0));
+fn live(capacity: u64) -> TableConfig {
+    TableConfig { live_max_priority: true, ..config(capacity) }
 }
 
 #[test]
-fn the_largest_priority_ever_held_outlives_its_item_and_a_restart() {
+fn an_emptied_table_forgets_its_largest_priority() {
+    for config in [config(8), live(8)] {
+        let mut case = poisoned(&config);
+        case.memory.empty_table("t").unwrap();
+        assert_eq!(largest(&case.table), None);
+        assert_eq!(newcomer(&mut case.actor), 1.0);
+        assert_eq!(largest(&case.table), Some(1.0));
+    }
+}
+
+#[test]
+fn the_largest_priority_ever_held_outlives_its_item_unless_live_ones_alone_count() {
+    for (config, expected) in [(config(8), TOO_LARGE), (live(8), 3.0)] {
+        let case = poisoned(&config);
+        case.table.update_priorities(&[case.id], &[3.0]).unwrap();
+        assert_eq!(largest(&case.table), Some(expected));
+    }
+}
+
+#[test]
+fn of_live_items_a_priority_counts_until_its_item_is_gone() {
+    let Case { table, mut actor, id, .. } = poisoned(&live(8));
+    table.update_priorities(&[id], &[3.0]).unwrap();
+    assert_eq!(newcomer(&mut actor), 6.0);
+    table.update_priorities(&[id], &[5.0]).unwrap();
+    for _ in 0..6 {
+        let step = actor.next_step;
+        actor.push(Body::default().chunk(0, step, 1).item(0, step, 2.0));
+        actor.next_step += 1;
+    }
+    assert_eq!(largest(&table), Some(5.0));
+    // The step of the largest is the oldest, and goes.
+    let before = total(&table);
+    let step = actor.next_step;
+    actor.push(Body::default().chunk(0, step, 1).item(0, step, 2.0));
+    actor.next_step += 1;
+    assert_eq!(total(&table), before - 5.0 + 2.0);
+    assert_eq!(largest(&table), Some(3.0));
+    newcomer(&mut actor);
+    assert_eq!(largest(&table), Some(3.0), "the newcomer has it");
+    table.check_at_rest().unwrap();
+}
+
+#[test]
+fn a_restored_table_of_live_items_forgets_what_they_do_not_have() {
     let case = poisoned(&config(8));
-    case.table.update_priorities(&[case.id], &[3.0]).unwrap();
-    assert_eq!(largest(&case.table), Some(TOO_LARGE));
-    let memory = memory();
-    let table = memory.create_table(&config(8)).unwrap();
-    restore(&memory, &saved(&case.memory)).unwrap();
-    assert_eq!(largest(&table), Some(TOO_LARGE));
+    case.table.update_priorities(&[case.id], &[4.0]).unwrap();
+    let bytes = saved(&case.memory);
+    for (config, expected) in [(config(8), TOO_LARGE), (live(8), 4.0)] {
+        let memory = memory();
+        let table = memory.create_table(&config).unwrap();
+        restore(&memory, &bytes).unwrap();
+        assert_eq!(largest(&table), Some(expected));
+        let mut actor = Actor::open(&table, 2);
+        if expected < TOO_LARGE {
+            assert_eq!(newcomer(&mut actor), 8.0);
+        }
+    }
 }

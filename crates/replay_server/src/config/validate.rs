@@ -96,6 +96,12 @@ impl ServerConfig {
                     "slack of table {name:?} is set without samples_per_insert: set both, or leave it out"
                 ));
             }
+            let ordered = matches!(table.sampler, Sampler::Uniform | Sampler::Fifo | Sampler::Lifo);
+            if table.live_max_priority && ordered {
+                return refuse(format!(
+                    "live_max_priority of table {name:?} is set, but its sampler uses no priorities: leave it out"
+                ));
+            }
             let raised = matches!(table.sampler, Sampler::Prioritized | Sampler::RankBased);
             if !raised && table.priority_exponent != DEFAULT_PRIORITY_EXPONENT {
                 return refuse(format!(
@@ -187,6 +193,7 @@ mod tests {
             ("tls_cert = \"a\"", "belong together"),
             ("tls_cert = \"a\"\ntls_key = \"b\"\nlisten = [\"unix:///a\"]", "only socket files"),
             (&format!("{TABLE}slack = 4"), "slack of table \"a\" is set without samples_per_insert"),
+            (&format!("{TABLE}sampler = \"uniform\"\nlive_max_priority = true"), "its sampler uses no priorities"),
             (
                 &format!("{TABLE}sampler = \"uniform\"\npriority_exponent = 0.5"),
                 "priority_exponent of table \"a\" is set",

@@ -22,7 +22,8 @@ same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap RankBased)
 
 same_fields! {
     table_config: TableConfig {
-        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view; columns: "the columns of a table"
+        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,
+        max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view; columns: "the columns of a table"
     }
 }
 

@@ -38,7 +38,7 @@ prop_compose! {
         (capacity, capacity_bytes, min_size) in any::<(u64, u64, u64)>(),
         (max_times_sampled, max_version_lag) in any::<(u32, u32)>(),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
-        priority_unit_log2 in any::<i32>(),
+        (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
             Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
             Sampler::RankBased,
@@ -49,7 +49,7 @@ prop_compose! {
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view,
         }
     }
 }
