@@ -15,6 +15,9 @@ use crate::frequencies::Frequencies;
 pub const TABLE: &str = "steps";
 /// Bytes of a step's blob.
 const FRAME: usize = 16;
+/// Limit of an item's probability times the number of equal items. It is above 1 for items that came between a batch and the count, and for
+/// sums of servers that the batches before have changed: in 46,000 batches of 260 worlds it was 1.06 at most.
+const MOST_OF_EQUAL: f64 = 1.25;
 /// Bytes of a step in the rows of a batch: flags, writer, number, length of the frame.
 const ROW: usize = 1 + 8 + 8 + 4;
 
@@ -244,7 +247,7 @@ impl Ledger {
     ///
     /// # Panics
     /// When they differ.
-    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<f64>) {
+    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<u64>) {
         let mut state = self.0.borrow_mut();
         state.samples += 1;
         assert!(sampled.items.len() <= request.count as usize);
@@ -268,8 +271,8 @@ impl Ledger {
                 frequencies.add(item.id, item.probability);
             }
             if let Some(live) = equal {
-                let relative = item.probability * live;
-                assert!(relative < 1.5, "{relative} times the probability of all");
+                let relative = item.probability * live as f64;
+                assert!(relative < MOST_OF_EQUAL, "{relative} times the probability of {live} equal items");
             }
         }
         assert!(rest.is_empty(), "rows of the items alone");

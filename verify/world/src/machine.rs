@@ -14,7 +14,7 @@ use replay_server::server::Server;
 use simulation::SimStack;
 
 use crate::disk::SimDisk;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, TABLE};
 use crate::process;
 
 /// A server's machine.
@@ -73,6 +73,17 @@ impl Machine {
     /// Memory of the running server.
     pub fn memory(&self) -> Option<Arc<Memory>> {
         self.0.running.borrow().as_ref().map(|running| running.memory.clone())
+    }
+
+    /// Live items of the running server.
+    ///
+    /// # Panics
+    /// When it lacks the table.
+    pub fn live_items(&self) -> u64 {
+        self.memory().map_or(0, |memory| {
+            let stats = memory.table(TABLE).expect("the table is there").stats();
+            stats["items"].as_u64().expect("a number of items")
+        })
     }
 
     /// Stack of the running server's program.

@@ -22,6 +22,7 @@ use simulation::SimStack;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::ledger::{Ledger, TABLE, push_body};
+use crate::machine::Machine;
 use crate::process::sleep;
 
 /// Most steps before an anchor that a learner asks for.
@@ -46,14 +47,24 @@ pub struct Users {
     pub still: Rc<Cell<bool>>,
     /// End of the programs' loops.
     pub end: Rc<Cell<bool>>,
-    /// Number of live items on all servers, while there are no faults.
-    pub live_items: Rc<Cell<Option<u64>>>,
+    /// The servers, whose items are counted.
+    pub machines: Vec<Machine>,
+    /// Number of live items at the last look, at most a second ago, while there are no faults.
+    pub items_before: Rc<Cell<Option<u64>>>,
 }
 
 impl Users {
-    /// Whether all items have the same probability.
-    fn has_equal_items(&self) -> bool {
-        self.table.priority_exponent == 0.0 && self.table.sampler == Sampler::Prioritized
+    /// Number of live items on all servers.
+    pub fn live_items(&self) -> u64 {
+        self.machines.iter().map(Machine::live_items).sum()
+    }
+
+    /// Number of live items, where all have the same probability and while there are no faults: the smaller one of the last look and now.
+    /// A batch was drawn earlier: since then items have come, or ended with their last samples.
+    fn equal_items(&self) -> Option<u64> {
+        let equal = self.table.priority_exponent == 0.0 && self.table.sampler == Sampler::Prioritized;
+        let before = self.items_before.get().filter(|_| equal)?;
+        Some(before.min(self.live_items()))
     }
 
     fn ended(&self) -> bool {
@@ -224,9 +235,7 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
             Err(error) if error.code() == ErrorCode::Deadline => continue,
             Err(error) => return Err(error),
         };
-        let live = users.live_items.get().filter(|_| users.has_equal_items());
-        let live = live.map(|live| live as f64);
-        users.ledger.check_sample(&request, &sampled, live);
+        users.ledger.check_sample(&request, &sampled, users.equal_items());
         let most = users.table.max_times_sampled;
         // Earlier batches may come after a start.
         if most > 0 && begun == users.ledger.starts() {

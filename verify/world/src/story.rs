@@ -78,7 +78,6 @@ pub fn run(seed: u64) -> Outcome {
 struct Story {
     stack: SimStack,
     random: StdRng,
-    machines: Vec<Machine>,
     save_every: Duration,
     users: Users,
     /// Programs that may be killed, and how they are started again.
@@ -150,13 +149,13 @@ impl Story {
             calm: Rc::default(),
             still: Rc::default(),
             end: Rc::default(),
-            live_items: Rc::default(),
+            machines,
+            items_before: Rc::default(),
         };
         Story {
             stack: stack.clone(),
             save_every: Duration::from_secs(random.random_range(2..20)),
             random,
-            machines,
             users,
             programs: Vec::new(),
             faults,
@@ -165,7 +164,7 @@ impl Story {
     }
 
     async fn tell(mut self) {
-        for machine in &self.machines {
+        for machine in &self.users.machines {
             assert!(machine.start(self.save_every), "a new disk is in order");
         }
         for _ in 0..self.random.random_range(1..4) {
@@ -220,7 +219,7 @@ impl Story {
         self.stack.set_buffer(64 << 10);
         self.stack.set_returns_zero(false);
         self.power_failures().await;
-        for machine in &self.machines {
+        for machine in &self.users.machines {
             machine.disk().set_faults(DiskFaults::default());
         }
         self.stack.sleep(USER_TIMEOUT).await;
@@ -241,15 +240,13 @@ impl Story {
     /// Lets the learners compare probabilities with the number of items on all servers, while there are no faults.
     async fn look_at_quiet(&mut self) {
         for _ in 0..20 {
-            let memories = self.machines.iter().filter_map(Machine::memory);
-            let stats = memories.map(|memory| memory.stats()["tables"][TABLE]["items"].as_u64());
-            let live = stats.map(|items| items.expect("the table is there")).sum();
-            // A batch may have been requested a second before it is looked at: of few items, many are new.
-            self.users.live_items.set(Some(live).filter(|&live| live > 500));
+            // Of few items, many are new: a batch may have been drawn before the look.
+            let items = Some(self.users.live_items()).filter(|&items| items > 500);
+            self.users.items_before.set(items);
             self.stack.sleep(Duration::from_secs(1)).await;
             self.check_ratio();
         }
-        self.users.live_items.set(None);
+        self.users.items_before.set(None);
     }
 
     /// Compares frequencies of sampled items with their probabilities, without pushes and updates. Tables with a replay ratio are left out,
@@ -269,7 +266,7 @@ impl Story {
 
     /// The rate limiters keep to the ratio, within their slacks.
     fn check_ratio(&self) {
-        let memories = self.machines.iter().filter_map(Machine::memory);
+        let memories = self.users.machines.iter().filter_map(Machine::memory);
         let tables = memories.filter_map(|memory| memory.table(TABLE).ok());
         for table in tables {
             let stats = table.stats();
@@ -286,15 +283,17 @@ impl Story {
     /// The programs end.
     async fn end(&mut self) {
         self.users.end.set(true);
-        self.wait(ENDING, "connections stay open", |story| story.machines.iter().all(|one| one.connections() == 0))
-            .await;
+        self.wait(ENDING, "connections stay open", |story| {
+            story.users.machines.iter().all(|one| one.connections() == 0)
+        })
+        .await;
     }
 
     /// One more program looks for one kind of mistake.
     async fn try_one(&mut self) {
         let ended = Rc::new(Cell::new(false));
         let (program, seed) = (self.stack.program(), self.seed());
-        let mut trial = Trial::new(&program, &self.machines, &self.users, self.save_every, seed);
+        let mut trial = Trial::new(&program, &self.users, self.save_every, seed);
         process::start(&program, {
             let ended = ended.clone();
             move || {
@@ -316,10 +315,10 @@ impl Story {
 
     /// Nothing is left.
     fn check_end(&self) {
-        let memories: Vec<_> = self.machines.iter().filter_map(Machine::memory).collect();
+        let memories: Vec<_> = self.users.machines.iter().filter_map(Machine::memory).collect();
         let memories: Vec<_> = memories.iter().map(|memory| &**memory).collect();
         self.users.ledger.check_end(&memories);
-        for machine in &self.machines {
+        for machine in &self.users.machines {
             let stats = machine.server().expect("it runs").service().stats();
             assert_eq!(stats["receive_bytes"], 0, "{stats:#}");
             assert_eq!(stats["reply_bytes"], 0, "{stats:#}");

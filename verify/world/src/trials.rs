@@ -22,7 +22,6 @@ use replay_wire::{EmptyTable, ErrorCode};
 use simulation::SimStack;
 
 use crate::ledger::{TABLE, push_body, table};
-use crate::machine::Machine;
 use crate::process::{self, sleep};
 use crate::programs::{Users, parameters, within};
 
@@ -35,7 +34,6 @@ const NO_ITEMS: u16 = 50;
 pub struct Trial {
     /// Its program.
     stack: SimStack,
-    machines: Vec<Machine>,
     users: Users,
     save_every: Duration,
     random: StdRng,
@@ -43,14 +41,8 @@ pub struct Trial {
 
 impl Trial {
     /// A trial of the program of `stack`.
-    pub fn new(stack: &SimStack, machines: &[Machine], users: &Users, save_every: Duration, seed: u64) -> Self {
-        Trial {
-            stack: stack.clone(),
-            machines: machines.to_vec(),
-            users: users.clone(),
-            save_every,
-            random: StdRng::seed_from_u64(seed),
-        }
+    pub fn new(stack: &SimStack, users: &Users, save_every: Duration, seed: u64) -> Self {
+        Trial { stack: stack.clone(), users: users.clone(), save_every, random: StdRng::seed_from_u64(seed) }
     }
 
     /// Makes one of the trials that this world has a place for.
@@ -60,7 +52,7 @@ impl Trial {
     pub fn run(&mut self) {
         let mut trials: Vec<fn(&mut Trial)> =
             vec![Trial::take_over, Trial::put_again, Trial::restore, Trial::jump, Trial::empty];
-        if self.machines.len() > 1 {
+        if self.users.machines.len() > 1 {
             trials.push(Trial::burst);
         }
         let table = &self.users.table;
@@ -71,7 +63,7 @@ impl Trial {
     }
 
     fn server(&mut self) -> usize {
-        self.random.random_range(0..self.machines.len())
+        self.random.random_range(0..self.users.machines.len())
     }
 
     fn client(&self, server: usize) -> Client {
@@ -80,7 +72,7 @@ impl Trial {
     }
 
     fn memory(&self, server: usize) -> Arc<Memory> {
-        self.machines[server].memory().expect("the server runs")
+        self.users.machines[server].memory().expect("the server runs")
     }
 
     /// Replies end the connections of this program within their next bytes.
@@ -163,7 +155,7 @@ impl Trial {
             }
         };
         check(&sample());
-        let machine = &self.machines[server];
+        let machine = &self.users.machines[server];
         let saves = machine.saves();
         // One may be under way.
         while machine.saves() < saves + 2 {
@@ -258,7 +250,7 @@ impl Trial {
         let mut live = 0;
         for burst in 0..10 {
             // The first bursts give every server an item.
-            let server = match burst < self.machines.len() {
+            let server = match burst < self.users.machines.len() {
                 true => burst,
                 false => self.server(),
             };
@@ -278,7 +270,7 @@ impl Trial {
 
     /// Batches of which the server could not write all are not counted, by no limit.
     fn drain(&mut self) {
-        for server in 0..self.machines.len() {
+        for server in 0..self.users.machines.len() {
             let table = self.memory(server).table(TABLE).expect("it is there");
             let limiter_sampled = || table.stats()["limiter_sampled"].as_u64().expect("a counter");
             let (before, mut delivered) = (limiter_sampled(), 0);
@@ -307,7 +299,7 @@ impl Trial {
                 }
             }
             drop(client);
-            while self.machines[server].connections() > 0 {
+            while self.users.machines[server].connections() > 0 {
                 sleep(Duration::from_secs(1));
             }
             if table.config().samples_per_insert > 0.0 {

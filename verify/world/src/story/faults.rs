@@ -37,7 +37,7 @@ impl Story {
             6 => {
                 for link in self.stack.links() {
                     // Peers of a machine without power get no end of their connections.
-                    if self.machines.len() == 1 {
+                    if self.users.machines.len() == 1 {
                         self.silence(link);
                     }
                 }
@@ -95,7 +95,8 @@ impl Story {
     }
 
     fn machine(&mut self) -> Machine {
-        self.machines[self.random.random_range(0..self.machines.len())].clone()
+        let machines = &self.users.machines;
+        machines[self.random.random_range(0..machines.len())].clone()
     }
 
     /// Nothing passes for a while on some links.
@@ -154,7 +155,7 @@ impl Story {
 
     /// Machines whose power has failed in the middle of a save start again.
     pub(super) async fn power_failures(&mut self) {
-        for machine in self.machines.clone() {
+        for machine in self.users.machines.clone() {
             if machine.disk().is_dead() {
                 machine.lose_power();
                 self.stack.sleep(Duration::from_secs(3)).await;
