@@ -112,7 +112,7 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     let of_panic = |line: &&str| line.contains(" ERROR ") && line.contains("table=\"failing\"");
     let lines: Vec<_> = log.lines().filter(of_panic).collect();
     assert_eq!(lines.len(), 1, "{log}");
-    assert!(lines[0].contains("a slot is in the queue once"), "{log}");
+    assert!(lines[0].contains("an item ends once"), "{log}");
 
     client.drop_table("failing", wait).unwrap();
     client.create_table(&queue("failing"), wait).unwrap();

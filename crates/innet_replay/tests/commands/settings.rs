@@ -53,6 +53,7 @@ parent = "innet://a:1"
 parent_tls_ca = "a"
 rack = 1
 racks = 3
+rack_workers = 4
 
 [[tables]]
 name = "t"
@@ -211,7 +212,8 @@ fn these_are_all_settings() {
     let config = read(WHOLE).unwrap();
     let mut written = Table::try_from(&config).unwrap();
     for name in whole.keys().filter(|name| {
-        name.starts_with("gradients") || ["parent", "parent_tls_ca", "rack", "racks"].contains(&name.as_str())
+        name.starts_with("gradients")
+            || ["parent", "parent_tls_ca", "rack", "racks", "rack_workers"].contains(&name.as_str())
     }) {
         written.insert(name.clone(), Value::Boolean(true));
     }
@@ -296,7 +298,7 @@ fn a_setting_alone_has_an_effect_or_is_refused_with_its_name() {
     }
     let expected = "stack stack_config tls_cert tls_key snapshot_every gradients_only gradients_threads gradients_jobs \
         gradients_window gradients_devices gradients_eal gradients_prefix gradients_gateway gradients_cores \
-        gradients_idle_sleep_us gradients_job_bytes parent parent_tls_ca rack racks";
+        gradients_idle_sleep_us gradients_job_bytes parent parent_tls_ca rack racks rack_workers";
     assert_eq!(refused, expected.split_whitespace().map(str::to_owned).collect());
 }
 
