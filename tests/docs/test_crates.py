@@ -56,8 +56,9 @@ class Crate:
     def module_of(self, here: Module, path: str, depth: int = 0) -> Module | None:
         """The module in which the item of a path is; `None` in another crate."""
         names = path.split("::")
+        module: Module = ()
         if names[0] == "crate":
-            module, names = (), names[1:]
+            names = names[1:]
         elif names[0] in {"self", "super"}:
             module = here
             while names and names[0] in {"self", "super"}:

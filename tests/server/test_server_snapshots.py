@@ -725,7 +725,7 @@ def test_a_copy_is_refused_by_a_client_that_has_not_noticed_its_server_leave(
     ):
 
         def actions() -> list[int]:
-            return replay.sample("t", 4096, one_step).action.tolist()
+            return list(replay.sample("t", 4096, one_step).action.tolist())
 
         with replay.writer("t", 1, one_step, chunk_steps=1, server=0) as writer:
             for t in range(10):
