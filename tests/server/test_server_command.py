@@ -90,7 +90,7 @@ def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
     command = [*SERVER_CLI, "doctor", "--json", "--stack-config"]
     told = subprocess.run([*command, str(config)], capture_output=True, text=True, check=False)
     parts = {part["part"]: part for part in json.loads(told.stdout)["parts"]}
-    for part in ("hugepages", "driver", "devices"):
+    for part in ("hugepages", "network card"):
         assert parts[part]["ok"]
         assert "not needed" in parts[part]["found"]
     wrong = subprocess.run([*command, str(tmp_path / "missing.ini")], capture_output=True, text=True, check=False)
