@@ -1,4 +1,4 @@
-//! F-Stack's TCP over DPDK, a network stack of servers and clients. Without the feature `fstack` only its name and settings are known,
+//! F-Stack's TCP over DPDK, a network stack of clients and servers. Without the feature `fstack` only its name and settings are known,
 //! `innet-replay doctor` checks for its components, and any use gives one clear error.
 //!
 //! | module | subject |
@@ -13,12 +13,11 @@ pub mod doctor;
 #[cfg(feature = "fstack")]
 pub mod tcp;
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use replay_link::error::Result;
-use replay_link::error::refuse;
+use replay_link::error::{Result, refuse};
 use replay_link::stack::Address;
 use replay_link::stack::plugged::{PluggedStack, StackClient};
 use replay_server::config::ServerConfig;
@@ -104,22 +103,11 @@ impl Plugin for Plug {
             ));
         }
         for address in &config.listen {
-            let Address::Tcp { host, .. } = address else {
+            if socket_address(address)?.ip().is_loopback() {
                 return refuse(format!(
-                    "{address} is a socket file, which F-Stack cannot serve: leave it out, or set stack to kernel"
+                    "{address} is a loopback address, which F-Stack does not have: listen on the address of one of its ports (addr in \
+                     stack_config)"
                 ));
-            };
-            match host.parse::<IpAddr>() {
-                Ok(ip) if ip.is_loopback() => {
-                    return refuse(format!(
-                        "{address} is a loopback address, which F-Stack does not have: listen on the address of one of its \
-                         ports (addr in stack_config)"
-                    ));
-                }
-                Ok(_) => {}
-                Err(_) => {
-                    return refuse(format!("{address} has a host name: with F-Stack write its IP address"));
-                }
             }
         }
         Ok(())
@@ -139,6 +127,22 @@ impl Plugin for Plug {
     fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask> {
         let file = config.stack_config.as_deref().unwrap_or(Path::new(""));
         tcp::serve(&Config::read(file)?, task)
+    }
+}
+
+/// The address for F-Stack's sockets. Host names are not resolved: the kernel's resolver would block the reactor.
+///
+/// # Errors
+/// [`Error::Config`](replay_link::error::Error::Config) for anything but an IP address.
+pub fn socket_address(address: &Address) -> Result<SocketAddr> {
+    let Address::Tcp { host, port, .. } = address else {
+        return refuse(format!(
+            "{address} is a socket file, which F-Stack cannot open: use innet://address:port, or the kernel's stack"
+        ));
+    };
+    match host.parse() {
+        Ok(ip) => Ok(SocketAddr::new(ip, *port)),
+        Err(_) => refuse(format!("{address} has a host name: with F-Stack write its IP address")),
     }
 }
 

@@ -26,14 +26,14 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use base::wait::Wait;
-use replay_link::error::io_error;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Result, io_error};
 use replay_link::stack::plugged::{StackClient, StackFuture};
 use replay_link::stack::server_wait::ServerWait;
 use replay_link::stack::{Address, ByteStream, Stack};
 use replay_server::server::{JoinTask, ServeTask};
 
 use crate::config::Config;
+use crate::socket_address;
 pub use handle::ReactorHandle;
 pub use reactor::Fstack;
 use reactor::{Reactor, Sleep};
@@ -117,20 +117,5 @@ impl Stack for Fstack {
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         // A no-op on other threads, where a `Stack` is not used.
         Reactor::with(|reactor| reactor.spawn(task));
-    }
-}
-
-/// The address for F-Stack's sockets. Host names are not resolved: the kernel's resolver would block the reactor.
-///
-/// # Errors
-/// [`Error::Config`] for anything but an IP address.
-pub fn socket_address(address: &Address) -> Result<SocketAddr> {
-    let refuse = |reason: &str| Err(Error::Config(format!("{address} {reason}")));
-    let Address::Tcp { host, port, .. } = address else {
-        return refuse("is a socket file, which F-Stack cannot open: use innet://address:port");
-    };
-    match host.parse() {
-        Ok(ip) => Ok(SocketAddr::new(ip, *port)),
-        Err(_) => refuse("names a host; with F-Stack write its IP address"),
     }
 }

@@ -25,16 +25,9 @@ use replay_link::stack::server_wait::ServerWait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]
-pub struct ReactorHandle {
-    submissions: mpsc::Sender<Submission>,
-    stop: Arc<AtomicBool>,
-}
+pub struct ReactorHandle(pub(super) mpsc::Sender<Submission>);
 
 impl ReactorHandle {
-    pub(super) fn new(submissions: mpsc::Sender<Submission>, stop: Arc<AtomicBool>) -> Self {
-        ReactorHandle { submissions, stop }
-    }
-
     /// Calls `start` on the reactor thread and runs the future it returns there.
     ///
     /// # Errors
@@ -47,14 +40,13 @@ impl ReactorHandle {
     }
 
     pub(super) fn submit(&self, submission: Submission) -> Result<()> {
-        let submitted = self.submissions.send(submission);
-        submitted.map_err(|_| Error::Closed("F-Stack"))
+        self.0.send(submission).map_err(|_| Error::Closed("F-Stack"))
     }
 
     /// Asks the reactor to drop its tasks, send the bytes in their sockets' buffers, and end.
     pub fn stop(&self) {
-        // Release: synchronizes with the acquire load in `Reactor::turn`.
-        self.stop.store(true, Ordering::Release);
+        // An error means that it has ended.
+        let _ = self.submit(Box::new(|reactor| reactor.close()));
     }
 
     /// [`StackClient::run`](replay_link::stack::plugged::StackClient::run). Interrupts are checked on this thread.

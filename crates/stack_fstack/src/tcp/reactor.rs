@@ -22,7 +22,7 @@ use fstack_sys::fstack as ff;
 use futures_util::Stream as _;
 use futures_util::stream::FuturesUnordered;
 
-use super::readiness::{Direction, Sockets, Token};
+use super::readiness::{Direction, Sockets};
 
 /// F-Stack's sockets, on the reactor thread.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +81,6 @@ pub struct Reactor {
     /// Tasks that have used up their write quota of this turn.
     next_turn: RefCell<Vec<Waker>>,
     submissions: mpsc::Receiver<Submission>,
-    stop: Arc<AtomicBool>,
     /// Time at which the loop ends, once asked to stop.
     end: Cell<Option<Instant>>,
     panicked: Cell<bool>,
@@ -92,7 +91,7 @@ impl Reactor {
     ///
     /// # Safety
     /// F-Stack was initialised on this thread, and its loop has not run yet.
-    pub(super) unsafe fn enter(submissions: mpsc::Receiver<Submission>, stop: Arc<AtomicBool>) -> io::Result<Rc<Self>> {
+    pub(super) unsafe fn enter(submissions: mpsc::Receiver<Submission>) -> io::Result<Rc<Self>> {
         // SAFETY: by the contract of this function, on F-Stack's thread.
         let queue = check(unsafe { ff::ff_kqueue() })?;
         let woken = Arc::new(Woken(AtomicBool::new(false)));
@@ -109,7 +108,6 @@ impl Reactor {
             turns: Cell::new(0),
             next_turn: RefCell::default(),
             submissions,
-            stop,
             end: Cell::new(None),
             panicked: Cell::new(false),
         });
@@ -144,34 +142,24 @@ impl Reactor {
     }
 
     /// Starts watching a socket. F-Stack also reports data that arrived before.
-    pub(super) fn register(&self, fd: c_int, ready: bool) -> io::Result<Token> {
-        let token = self.sockets.borrow_mut().insert(fd, ready);
-        match self.watch(token, Direction::Read) {
-            Ok(()) => Ok(token),
-            Err(error) => {
-                self.sockets.borrow_mut().forget(token);
-                Err(error)
-            }
-        }
+    pub(super) fn register(&self, fd: c_int, ready: bool) -> io::Result<()> {
+        self.sockets.borrow_mut().insert(fd, ready);
+        self.watch(fd, Direction::Read).inspect_err(|_| self.sockets.borrow_mut().forget(fd))
     }
 
     /// Asks F-Stack for an event when the socket is ready.
-    fn watch(&self, token: Token, direction: Direction) -> io::Result<()> {
-        let fd = {
-            let mut sockets = self.sockets.borrow_mut();
-            let fd = sockets.fd(token).ok_or(io::ErrorKind::NotConnected)?;
-            match sockets.direction(token, direction) {
-                Some(side) if !side.watched => side.watched = true,
-                _ => return Ok(()),
-            }
-            fd
-        };
+    fn watch(&self, fd: c_int, direction: Direction) -> io::Result<()> {
+        match self.sockets.borrow_mut().direction(fd, direction) {
+            Some(side) if !side.watched => side.watched = true,
+            _ => return Ok(()),
+        }
         let (filter, flags) = match direction {
             Direction::Read => (ff::EVFILT_READ, ff::EV_CLEAR),
             Direction::Write => (ff::EVFILT_WRITE, ff::EV_ONESHOT),
         };
-        let change =
-            ff::kevent { ident: fd as usize, filter, flags: ff::EV_ADD | flags, udata: token.as_pointer(), ..NO_EVENT };
+        // Not null, which F-Stack treats as no value.
+        let udata = ptr::dangling_mut();
+        let change = ff::kevent { ident: fd as usize, filter, flags: ff::EV_ADD | flags, udata, ..NO_EVENT };
         // SAFETY: on the reactor thread; one change, and a null event list with capacity 0.
         let changed = unsafe { ff::ff_kevent(self.queue, &raw const change, 1, ptr::null_mut(), 0, ptr::null()) };
         check(changed).map(drop)
@@ -180,19 +168,19 @@ impl Reactor {
     /// Calls `operation` if the socket is ready. If it is not ready or would block, registers the task for the next event.
     pub(super) fn poll_socket<T>(
         &self,
-        token: Token,
+        fd: c_int,
         direction: Direction,
         context: &mut Context<'_>,
         mut operation: impl FnMut() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
-        if !self.sockets.borrow_mut().is_ready(token, direction) {
-            return self.wait_for(token, direction, context);
+        if !self.sockets.borrow_mut().is_ready(fd, direction) {
+            return self.wait_for(fd, direction, context);
         }
         loop {
             match operation() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.sockets.borrow_mut().blocks(token, direction);
-                    return self.wait_for(token, direction, context);
+                    self.sockets.borrow_mut().blocks(fd, direction);
+                    return self.wait_for(fd, direction, context);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 done => return Poll::Ready(done),
@@ -201,9 +189,9 @@ impl Reactor {
     }
 
     /// Bytes that the socket may still write in this turn. At 0, wakes the task in the next turn.
-    pub(super) fn write_quota(&self, token: Token, context: &Context<'_>) -> usize {
+    pub(super) fn write_quota(&self, fd: c_int, context: &Context<'_>) -> usize {
         let mut sockets = self.sockets.borrow_mut();
-        let left = sockets.write_quota(token, self.turns.get());
+        let left = sockets.write_quota(fd, self.turns.get());
         if left == 0 {
             let waker = context.waker().clone();
             self.next_turn.borrow_mut().push(waker);
@@ -211,17 +199,17 @@ impl Reactor {
         left
     }
 
-    pub(super) fn wrote(&self, token: Token, count: usize) {
+    pub(super) fn wrote(&self, fd: c_int, count: usize) {
         let mut sockets = self.sockets.borrow_mut();
-        sockets.wrote(token, self.turns.get(), count);
+        sockets.wrote(fd, self.turns.get(), count);
     }
 
-    fn wait_for<T>(&self, token: Token, direction: Direction, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        match self.sockets.borrow_mut().direction(token, direction) {
+    fn wait_for<T>(&self, fd: c_int, direction: Direction, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        match self.sockets.borrow_mut().direction(fd, direction) {
             Some(side) => side.wake_later(context.waker()),
             None => return Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
-        match self.watch(token, direction) {
+        match self.watch(fd, direction) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -240,10 +228,7 @@ impl Reactor {
             };
             let ended = event.flags & ff::EV_EOF != 0;
             let bytes = event.data.try_into().unwrap_or(0);
-            let token = Token::of(event.udata);
-            let mut sockets = self.sockets.borrow_mut();
-            let waker = sockets.event(token, direction, bytes, ended);
-            drop(sockets);
+            let waker = self.sockets.borrow_mut().event(event.ident as c_int, direction, bytes, ended);
             waker.into_iter().for_each(Waker::wake);
         }
         Ok(())
@@ -289,20 +274,19 @@ impl Reactor {
         self.next_turn.take().into_iter().for_each(Waker::wake);
         while let Ok(submission) = self.submissions.try_recv() {
             submission(self);
+            if self.end.get().is_some() {
+                return Ok(false);
+            }
         }
         if self.turns.get().is_multiple_of(CLOCK_EVERY) {
             self.fire_timers();
         }
         self.run_tasks();
-        // Acquire: synchronizes with the release store in `ReactorHandle::stop`.
-        if self.stop.load(Ordering::Acquire) {
-            self.close();
-        }
         Ok(false)
     }
 
-    /// Drops all tasks and with them their sockets.
-    fn close(&self) {
+    /// Drops all tasks and with them their sockets. The loop ends after the last sends.
+    pub(super) fn close(&self) {
         self.spawned.take();
         self.tasks.borrow_mut().clear();
         self.timers.take();

@@ -16,7 +16,7 @@ use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::reactor::{Reactor, check, off_thread};
-use super::readiness::{Direction, Token};
+use super::readiness::Direction;
 use super::start;
 use base::random::random_number;
 use replay_link::stack::Address;
@@ -37,15 +37,14 @@ const MAX_BYTES: usize = 1 << 30;
 /// submission.
 struct Descriptor {
     fd: c_int,
-    token: Token,
 }
 
 impl Descriptor {
     /// Takes ownership of a descriptor. `ready` says whether an operation may be tried before the first event.
     fn watch(fd: c_int, ready: bool) -> io::Result<Self> {
         Reactor::for_socket(|reactor| {
-            let token = reactor.register(fd, ready).inspect_err(|_| close(fd))?;
-            Ok(Descriptor { fd, token })
+            reactor.register(fd, ready).inspect_err(|_| close(fd))?;
+            Ok(Descriptor { fd })
         })
     }
 
@@ -55,7 +54,7 @@ impl Descriptor {
         context: &mut Context<'_>,
         operation: impl FnMut() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
-        Reactor::with(|reactor| reactor.poll_socket(self.token, direction, context, operation))
+        Reactor::with(|reactor| reactor.poll_socket(self.fd, direction, context, operation))
             .unwrap_or_else(|| Poll::Ready(Err(off_thread())))
     }
 
@@ -71,10 +70,10 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        let (fd, token) = (self.fd, self.token);
+        let fd = self.fd;
         // Closing also removes the socket from F-Stack's event queue.
         let end = move |reactor: &Rc<Reactor>| {
-            reactor.sockets.borrow_mut().forget(token);
+            reactor.sockets.borrow_mut().forget(fd);
             close(fd);
         };
         if Reactor::with(end).is_none() {
@@ -268,7 +267,7 @@ impl AsyncRead for FstackStream {
         }))?;
         Reactor::with(|reactor| {
             let mut sockets = reactor.sockets.borrow_mut();
-            sockets.consumed(self.0.token, count, count < length);
+            sockets.consumed(fd, count, count < length);
         });
         // SAFETY: `ff_read` has written `count` bytes.
         unsafe { buffer.assume_init(count) };
@@ -287,8 +286,8 @@ impl AsyncWrite for FstackStream {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let Descriptor { fd, token } = self.0;
-        let share = Reactor::with(|reactor| reactor.write_quota(token, context));
+        let fd = self.0.fd;
+        let share = Reactor::with(|reactor| reactor.write_quota(fd, context));
         if share == Some(0) {
             return Poll::Pending;
         }
@@ -308,7 +307,7 @@ impl AsyncWrite for FstackStream {
             // SAFETY: the first `count` slices are initialised; F-Stack only reads their bytes.
             bytes(unsafe { ff::ff_writev(fd, copy.as_ptr().cast(), count) })
         }))?;
-        Reactor::with(|reactor| reactor.wrote(token, written));
+        Reactor::with(|reactor| reactor.wrote(fd, written));
         Poll::Ready(Ok(written))
     }
 

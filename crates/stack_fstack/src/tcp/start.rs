@@ -2,8 +2,7 @@
 
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Mutex, MutexGuard, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,7 @@ use super::initialise::initialise;
 use super::reactor::{Fstack, Reactor, Submission};
 use crate::config::Config;
 use base::sync::lock;
-use replay_link::error::{Error, Result};
-use replay_link::error::{io_error, refuse};
+use replay_link::error::{Error, Result, io_error, refuse};
 use replay_link::stack::Stack;
 
 /// State of F-Stack in this process.
@@ -89,8 +87,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
     }
     *state = Lifecycle::Over;
     let (submissions, taken) = mpsc::channel();
-    let stop = Arc::new(AtomicBool::new(false));
-    let handle = ReactorHandle::new(submissions, stop.clone());
+    let handle = ReactorHandle(submissions);
     let (result, started) = mpsc::channel();
     let thread = {
         let config = config.clone();
@@ -100,7 +97,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
             .spawn(move || {
                 let reactor = initialise(&config).and_then(|()| {
                     // SAFETY: `initialise` has succeeded on this thread, and the loop has not run yet.
-                    unsafe { Reactor::enter(taken, stop) }.map_err(io_error("F-Stack has no event queue"))
+                    unsafe { Reactor::enter(taken) }.map_err(io_error("F-Stack has no event queue"))
                 });
                 match reactor {
                     Ok(reactor) => {
