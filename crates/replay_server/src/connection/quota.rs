@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
+use crate::receive::{Line, ReceiveBudgets, ReceivePermit};
 use crate::service::NumberedTable;
 use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
@@ -24,8 +24,8 @@ const SMALL_FRAME: u64 = 16 << 10;
 /// Reading is paused: the connection has [`MAX_REQUESTS`] unanswered requests.
 pub const ANSWERS: WaitReason = WaitReason::Answers(MAX_REQUESTS as u32);
 
-/// Budget for connections that write to several tables, or to a missing one: a frame's table is unknown before the frame is read. No table
-/// has this name.
+/// Line of connections that write to several tables, or to a missing one: a frame's table is unknown before the frame is read. No table has
+/// this name.
 const SEVERAL_TABLES: &str = "";
 
 /// Permit of one request, from its first byte until its reply is written.
@@ -37,15 +37,15 @@ pub struct ReceiveQuota<'a> {
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// Table that the connection writes to, once it has opened a writer.
-    writes: Option<TableWrites>,
+    /// Line of its frames, that of its table once it has opened a writer.
+    line: Line,
+    writes: bool,
 }
 
 /// A frame's share of the memory's byte limit and of its connection's quota.
 #[derive(Default)]
 pub struct FrameReservation {
     _buffer: Option<ReceivePermit>,
-    _push: Option<PushPermit>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
@@ -57,7 +57,8 @@ impl<'a> ReceiveQuota<'a> {
             budgets,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
-            writes: None,
+            line: budgets.others.line(SEVERAL_TABLES),
+            writes: false,
         }
     }
 
@@ -69,21 +70,13 @@ impl<'a> ReceiveQuota<'a> {
     /// Reserves memory for a frame and its decoded request before either is allocated. Waits for free memory unless the frame is small.
     pub async fn reserve(&self, header: Header) -> FrameReservation {
         let bytes = header.memory_bytes();
-        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let others = &self.budgets.others;
-        let small = header.frame_bytes() <= SMALL_FRAME;
-        let mut reservation = FrameReservation::default();
-        if !small {
-            // The connection's own quota first: a frame that waits for it delays no other connection.
-            reservation._share = Some(acquire(&self.bytes, permits.min(MAX_FRAME_BYTES)).await);
+        if header.frame_bytes() <= SMALL_FRAME {
+            return FrameReservation { _buffer: self.line.try_reserve(bytes), _share: None };
         }
-        match &self.writes {
-            Some(table) if small => reservation._push = table.try_reserve(bytes),
-            Some(table) => reservation._push = Some(table.reserve(bytes).await),
-            None if small => reservation._buffer = others.try_reserve(permits),
-            None => reservation._buffer = Some(others.reserve(permits).await),
-        }
-        reservation
+        // The connection's own quota first: a frame that waits for it delays no other connection.
+        let permits = u32::try_from(bytes).map_or(MAX_FRAME_BYTES, |bytes| bytes.min(MAX_FRAME_BYTES));
+        let share = acquire(&self.bytes, permits).await;
+        FrameReservation { _buffer: Some(self.line.reserve(bytes).await), _share: Some(share) }
     }
 
     /// Admits a received request. Returns the part of its `reservation` to hold until the answer.
@@ -103,7 +96,7 @@ impl<'a> ReceiveQuota<'a> {
         }
         match request {
             RequestBody::OpenWriter(_) => self.writes_to(table),
-            RequestBody::Push(_) if self.writes.is_none() => {
+            RequestBody::Push(_) if !self.writes => {
                 return Err(Error::protocol(
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
@@ -118,11 +111,9 @@ impl<'a> ReceiveQuota<'a> {
     fn writes_to(&mut self, table: Option<&NumberedTable>) {
         let table = table.and_then(|table| table.get(self.memory).ok());
         let table = table.as_ref().map_or(SEVERAL_TABLES, |table| &table.config().name);
-        let table = match &self.writes {
-            Some(before) if before.table() != table => SEVERAL_TABLES,
-            _ => table,
-        };
-        self.writes = Some(self.budgets.pushes.writes(table));
+        let other = self.writes && self.line.name() != table;
+        self.line = self.budgets.pushes.line(if other { SEVERAL_TABLES } else { table });
+        self.writes = true;
     }
 }
 
