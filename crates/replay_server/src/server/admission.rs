@@ -1,14 +1,15 @@
 //! Limits on connections: handshakes in progress, in total and per address, and authenticated connections. Unauthenticated clients occupy
 //! only the limit of handshakes: at a limit the oldest of them makes room for a new one.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use event_listener::Event;
+use tokio::sync::Notify;
 
 use crate::config::ServerConfig;
 use base::sync::lock;
@@ -30,75 +31,63 @@ pub const MAX_REFUSALS: usize = 16;
 
 /// The limits, and the connections counted under them.
 pub struct Admission {
-    handshakes: Arc<Semaphore>,
-    connections: Arc<Semaphore>,
-    operators: Arc<Semaphore>,
-    refusals: Arc<Semaphore>,
-    max_handshakes: u32,
-    max_handshakes_per_address: u32,
-    max_connections: u32,
-    max_operators: u32,
-    connecting: Mutex<Connecting>,
+    max_handshakes: usize,
+    max_handshakes_per_address: usize,
+    max_connections: usize,
+    max_operators: usize,
+    admitted: Mutex<Admitted>,
+    /// Notified at the end of a connection.
+    ended: Event,
 }
 
-/// Handshakes in progress, by number: the oldest is the first.
 #[derive(Default)]
-struct Connecting {
+struct Admitted {
+    /// Handshakes in progress, by number: the oldest is the first.
     handshakes: BTreeMap<u64, Handshake>,
     next: u64,
+    /// Time of the last handshake that made room.
     displaced: Option<Instant>,
+    connections: usize,
+    operators: usize,
+    refusals: usize,
 }
 
 struct Handshake {
     /// `None` for a local process.
     address: Option<IpAddr>,
     since: Instant,
-    _permit: OwnedSemaphorePermit,
     displaced: Arc<Notify>,
 }
 
 /// The limit under which a connection is counted until its end.
 pub struct Slot {
     admission: Arc<Admission>,
-    held: RefCell<Held>,
+    held: Cell<Held>,
     /// Notified when the handshake has made room for another.
     displaced: Arc<Notify>,
 }
 
+#[derive(Clone, Copy)]
 enum Held {
-    Handshake {
-        _place: Place,
-    },
-    /// Refused with an error reply, because of the setting `limit`.
-    Refusal {
-        limit: &'static str,
-        _permit: OwnedSemaphorePermit,
-    },
-    Connection {
-        _permit: OwnedSemaphorePermit,
-    },
-}
-
-/// Counts a handshake until dropped.
-struct Place {
-    admission: Arc<Admission>,
-    number: u64,
+    /// A handshake, by number.
+    Handshake(u64),
+    /// Refused with an error reply, because of this setting.
+    Refusal(&'static str),
+    Connection,
+    /// An operator's connection beyond the others.
+    Operator,
 }
 
 impl Admission {
     /// The limits of a configuration with as many `roles` as have a token.
     pub fn new(config: &ServerConfig, roles: usize) -> Arc<Self> {
-        let max_operators = if roles > 1 { OPERATORS } else { 0 };
         Arc::new(Admission {
-            handshakes: Arc::new(Semaphore::new(config.max_handshakes as usize)),
-            connections: Arc::new(Semaphore::new(config.max_connections as usize)),
-            operators: Arc::new(Semaphore::new(max_operators as usize)),
-            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
-            max_handshakes: config.max_handshakes,
-            max_handshakes_per_address: config.max_handshakes_per_address,
-            max_connections: config.max_connections,
-            max_operators,
-            connecting: Mutex::default(),
+            max_handshakes: config.max_handshakes as usize,
+            max_handshakes_per_address: config.max_handshakes_per_address as usize,
+            max_connections: config.max_connections as usize,
+            max_operators: if roles > 1 { OPERATORS as usize } else { 0 },
+            admitted: Mutex::default(),
+            ended: Event::new(),
         })
     }
 
@@ -106,54 +95,53 @@ impl Admission {
     /// port, or the name of a local process, for which only the total limit applies.
     pub fn accept(self: &Arc<Self>, peer: &str, now: Instant) -> Option<Slot> {
         let displaced = Arc::new(Notify::new());
-        let slot = |held| {
-            Some(Slot { admission: Arc::clone(self), held: RefCell::new(held), displaced: Arc::clone(&displaced) })
-        };
         let address = peer.parse::<SocketAddr>().ok().map(|peer| peer.ip());
-        let mut connecting = lock(&self.connecting);
-        let full = connecting.make_room(self, address, now);
-        let permit = Arc::clone(&self.handshakes).try_acquire_owned().ok();
-        let (None, Some(permit)) = (full, permit) else {
-            drop(connecting);
-            let limit = full.unwrap_or("max_handshakes");
-            let permit = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
-            return slot(Held::Refusal { limit, _permit: permit });
+        let mut admitted = lock(&self.admitted);
+        let held = match admitted.make_room(self, address, now) {
+            None => {
+                let number = admitted.next;
+                admitted.next += 1;
+                let handshake = Handshake { address, since: now, displaced: Arc::clone(&displaced) };
+                admitted.handshakes.insert(number, handshake);
+                Held::Handshake(number)
+            }
+            Some(_) if admitted.refusals >= MAX_REFUSALS => return None,
+            Some(limit) => {
+                admitted.refusals += 1;
+                Held::Refusal(limit)
+            }
         };
-        let number = connecting.next;
-        connecting.next += 1;
-        let handshake = Handshake { address, since: now, _permit: permit, displaced: Arc::clone(&displaced) };
-        connecting.handshakes.insert(number, handshake);
-        slot(Held::Handshake { _place: Place { admission: Arc::clone(self), number } })
+        drop(admitted);
+        Some(Slot { admission: Arc::clone(self), held: Cell::new(held), displaced })
     }
 
     /// Waits until no connection is open, authenticated or not.
     pub async fn all_ended(&self) {
-        // An error means that a semaphore is closed, which never happens.
-        let _ = self.handshakes.acquire_many(self.max_handshakes).await;
-        let _ = self.connections.acquire_many(self.max_connections).await;
-        let _ = self.operators.acquire_many(self.max_operators).await;
+        loop {
+            let ended = self.ended.listen();
+            if self.open() == 0 {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Number of open connections, authenticated or not.
     pub fn open(&self) -> usize {
-        let limits = [
-            (self.max_handshakes, &self.handshakes),
-            (self.max_connections, &self.connections),
-            (self.max_operators, &self.operators),
-        ];
-        limits.iter().map(|(most, free)| *most as usize - free.available_permits()).sum()
+        let admitted = lock(&self.admitted);
+        admitted.handshakes.len() + admitted.connections + admitted.operators
     }
 }
 
-impl Connecting {
+impl Admitted {
     /// Ends the oldest handshake where a new one of `address` is over a limit. Returns the limit if none is old enough.
     fn make_room(&mut self, limits: &Admission, address: Option<IpAddr>, now: Instant) -> Option<&'static str> {
         let same = |handshake: &Handshake| address.is_some() && handshake.address == address;
         let of_address = self.handshakes.values().filter(|handshake| same(handshake)).count();
-        let (limit, oldest) = if of_address >= limits.max_handshakes_per_address as usize {
+        let (limit, oldest) = if of_address >= limits.max_handshakes_per_address {
             let mut handshakes = self.handshakes.iter();
             ("max_handshakes_per_address", handshakes.find(|(_, handshake)| same(handshake)))
-        } else if self.handshakes.len() >= limits.max_handshakes as usize {
+        } else if self.handshakes.len() >= limits.max_handshakes {
             ("max_handshakes", self.handshakes.iter().next())
         } else {
             return None;
@@ -171,26 +159,36 @@ impl Connecting {
     }
 }
 
-impl Drop for Place {
+impl Held {
+    fn end(self, admitted: &mut Admitted) {
+        match self {
+            Held::Handshake(number) => drop(admitted.handshakes.remove(&number)),
+            Held::Refusal(_) => admitted.refusals -= 1,
+            Held::Connection => admitted.connections -= 1,
+            Held::Operator => admitted.operators -= 1,
+        }
+    }
+}
+
+impl Drop for Slot {
     fn drop(&mut self) {
-        lock(&self.admission.connecting).handshakes.remove(&self.number);
+        self.held.get().end(&mut lock(&self.admission.admitted));
+        self.admission.ended.notify(usize::MAX);
     }
 }
 
 impl Slot {
     /// Error for a refused connection.
     pub fn refusal(&self) -> Option<Error> {
-        match *self.held.borrow() {
-            Held::Refusal { limit, .. } => {
-                Some(Error::Busy(format!("too many clients connect at the same time ({limit})")))
-            }
+        match self.held.get() {
+            Held::Refusal(limit) => Some(Error::Busy(format!("too many clients connect at the same time ({limit})"))),
             _ => None,
         }
     }
 
     /// Whether the connection is authenticated: see [`Slot::welcome`].
     pub fn is_welcome(&self) -> bool {
-        matches!(*self.held.borrow(), Held::Connection { .. })
+        matches!(self.held.get(), Held::Connection | Held::Operator)
     }
 
     /// Completes when the handshake has made room for another, never once the connection is welcome.
@@ -206,15 +204,21 @@ impl Slot {
     /// # Errors
     /// [`Error::Busy`] at the limit.
     pub fn welcome(&self, role: Role) -> Result<()> {
-        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
-        let reserved = || take(&self.admission.operators).filter(|_| role == Role::Operator);
-        let Some(permit) = take(&self.admission.connections).or_else(reserved) else {
+        let limits = &*self.admission;
+        let mut admitted = lock(&limits.admitted);
+        let held = if admitted.connections < limits.max_connections {
+            admitted.connections += 1;
+            Held::Connection
+        } else if role == Role::Operator && admitted.operators < limits.max_operators {
+            admitted.operators += 1;
+            Held::Operator
+        } else {
             return Err(Error::Busy(format!(
                 "{} connections are open; close some, or start the server with a larger --max-connections",
-                self.admission.max_connections
+                limits.max_connections
             )));
         };
-        *self.held.borrow_mut() = Held::Connection { _permit: permit };
+        self.held.replace(held).end(&mut admitted);
         Ok(())
     }
 }
@@ -256,7 +260,7 @@ mod tests {
         assert!(is_handshake(admission.accept("10.0.0.1:4", now).as_ref()));
         assert_eq!(admission.open(), 2);
         drop((first, second));
-        assert!(lock(&admission.connecting).handshakes.is_empty());
+        assert!(lock(&admission.admitted).handshakes.is_empty());
         assert_eq!(admission.open(), 0);
     }
 

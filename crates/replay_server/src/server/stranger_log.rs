@@ -50,24 +50,14 @@ impl StrangerLog {
         since.logged = Some(now);
         drop(since);
         match event {
-            StrangerEvent::FailedLogin => {
-                tracing::warn!(peer, %error, unreported, "a client failed to log in");
-            }
-            StrangerEvent::Refused => {
-                tracing::warn!(peer, %error, unreported, "connection refused");
-            }
+            StrangerEvent::FailedLogin => tracing::warn!(peer, %error, unreported, "a client failed to log in"),
+            StrangerEvent::Refused => tracing::warn!(peer, %error, unreported, "connection refused"),
             StrangerEvent::Dropped => {
-                tracing::warn!(peer, %error, unreported, "connection dropped before its handshake");
+                tracing::warn!(peer, %error, unreported, "connection dropped before its handshake")
             }
-            StrangerEvent::Left => {
-                tracing::info!(peer, %error, unreported, "connection ended before its handshake");
-            }
-            StrangerEvent::NotAccepted => {
-                tracing::warn!(peer, %error, unreported, "accepting a connection failed");
-            }
-            StrangerEvent::Http => {
-                tracing::debug!(peer, %error, unreported, "HTTP connection broken");
-            }
+            StrangerEvent::Left => tracing::info!(peer, %error, unreported, "connection ended before its handshake"),
+            StrangerEvent::NotAccepted => tracing::warn!(peer, %error, unreported, "accepting a connection failed"),
+            StrangerEvent::Http => tracing::debug!(peer, %error, unreported, "HTTP connection broken"),
         }
         true
     }
