@@ -2,10 +2,10 @@
 //! reads frames, `answer` tries requests and keeps the blocked ones, `send` writes replies without copying their blobs.
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
-mod attempts;
+mod dispatch;
+mod handshake;
 mod quota;
 mod replies;
-mod welcome;
 mod writer_order;
 
 use std::future::Future;
@@ -20,7 +20,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
-use attempts::Attempts;
+use dispatch::Dispatcher;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use replies::ReplySender;
 use writer_order::{Position, WriterOrder};
@@ -298,7 +298,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         reader: Rc<Reader>,
         role: Role,
     ) -> Result<()> {
-        let attempts = Attempts::new(&self.context.service, reader, self.phase.clone());
+        let dispatcher = Dispatcher::new(&self.context.service, reader, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
         let mut phase = self.phase.clone();
@@ -313,12 +313,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                         let about_table = self.answer_about_table(&received, role);
                         let answered = self.meanwhile(about_table, &mut waiting, &replies).await;
                         let mut call = received.call();
-                        let at_once = || self.try_at_once(&received, &mut writers, &attempts, &mut call);
+                        let at_once = || self.try_at_once(&received, &mut writers, &dispatcher, &mut call);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
                             None => {
                                 let position = writers.enter(&received.request.body);
-                                waiting.push(self.wait(received, position, call, &attempts, &replies));
+                                waiting.push(self.wait(received, position, call, &dispatcher, &replies));
                             }
                         }
                     }
@@ -386,7 +386,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: &Received,
         writers: &mut WriterOrder,
-        attempts: &Attempts<'_>,
+        dispatcher: &Dispatcher<'_>,
         call: &mut PendingCall<Error>,
     ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
@@ -394,7 +394,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return None;
         }
         let table = received.table.as_deref();
-        let attempt = |last, turn: &mut Turn| attempts.attempt(body, table, last, turn);
+        let attempt = |last, turn: &mut Turn| dispatcher.attempt(body, table, last, turn);
         let reply = match call.attempt(|| received.arrived, attempt) {
             Ok(Attempt::Blocked(_)) => return None,
             Ok(Attempt::Ready(reply)) => Ok(reply),
@@ -416,7 +416,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         received: Received,
         position: Position,
         call: PendingCall<Error>,
-        attempts: &Attempts<'_>,
+        dispatcher: &Dispatcher<'_>,
         replies: &ReplySender,
     ) -> (Received, Result<ReplyBody>) {
         let Position { ahead, done } = position;
@@ -424,7 +424,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             // An error is the normal end: the sender is dropped.
             let _ = ahead.await;
         }
-        let reply = self.wait_for_change(&received, call, attempts, replies).await;
+        let reply = self.wait_for_change(&received, call, dispatcher, replies).await;
         drop(done);
         (received, reply)
     }
@@ -434,7 +434,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: &Received,
         mut call: PendingCall<Error>,
-        attempts: &Attempts<'_>,
+        dispatcher: &Dispatcher<'_>,
         replies: &ReplySender,
     ) -> Result<ReplyBody> {
         let (id, body) = (received.request.id, &received.request.body);
@@ -446,15 +446,15 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             }
             let attempt = |last, turn: &mut Turn| {
                 self.context.service.counters.retries.add(1);
-                attempts.attempt(body, received.table.as_deref(), last, turn)
+                dispatcher.attempt(body, received.table.as_deref(), last, turn)
             };
-            let listen = |turn: &Turn| attempts.changed(body, turn);
+            let listen = |turn: &Turn| dispatcher.changed(body, turn);
             let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
                 Step::Ready(reply) => return Ok(reply),
                 Step::Blocked { reason, changed } => (reason, changed),
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
-            let woken = Attempts::waits_for_readers(body, call.turn());
+            let woken = Dispatcher::waits_for_readers(body, call.turn());
             let again = call.again(self.stack.now(), woken).unwrap_or(received.until);
             let mut woken = pin!(async {
                 tokio::select! {

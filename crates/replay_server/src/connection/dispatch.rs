@@ -1,4 +1,4 @@
-//! Attempts at one connection's requests, subject to its reply budget, and the connection's sessions with extensions.
+//! Where a connection's requests go: to the service, within the connection's reply budget, or to a session with an extension.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -20,7 +20,7 @@ use replay_link::error::Result;
 use replay_wire::{Extension, ReplyBody, RequestBody};
 
 /// One connection's requests and extension sessions.
-pub struct Attempts<'a> {
+pub struct Dispatcher<'a> {
     service: &'a Service,
     reader: Rc<Reader>,
     phase: watch::Receiver<Phase>,
@@ -28,10 +28,10 @@ pub struct Attempts<'a> {
     sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
 }
 
-impl<'a> Attempts<'a> {
-    /// Attempts for a new connection.
+impl<'a> Dispatcher<'a> {
+    /// For a new connection, without sessions.
     pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
-        Attempts { service, reader, phase, sessions: RefCell::default() }
+        Dispatcher { service, reader, phase, sessions: RefCell::default() }
     }
 
     /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
@@ -49,7 +49,7 @@ impl<'a> Attempts<'a> {
             check_message(message, "send less")?;
             let attempt = self.with_session(name, |session| session.attempt(message))??;
             if let Attempt::Ready(answer) = &attempt {
-                check_message(answer, "this is a fault of the service")?;
+                check_message(answer, "this is a fault of the extension")?;
             }
             let name = name.clone();
             return Ok(attempt.map(|message| ReplyBody::Extension(Extension { name, message })));
@@ -132,7 +132,7 @@ impl From<NoRoom> for WaitReason {
     }
 }
 
-impl Drop for Attempts<'_> {
+impl Drop for Dispatcher<'_> {
     fn drop(&mut self) {
         // Not at a shutdown, which ends all connections.
         if *self.phase.borrow() == Phase::Serving {
