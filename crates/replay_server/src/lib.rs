@@ -9,7 +9,7 @@
 //! | [`receive`] | budget for receive buffers |
 //! | [`reply_budget`] | budget for unread replies |
 //! | [`snapshots`] | saves and restores snapshots of the memory |
-//! | [`plugin`] | what other crates add: network stacks, services beside the memory |
+//! | [`plugin`] | what other crates add: network stacks, and extensions beside the memory |
 //! | [`findings`] | what checks of the machine find |
 //! | [`process_memory`] | memory limit of this process |
 

@@ -1,5 +1,6 @@
-//! Interface for other crates: network stacks, and services beside the memory. A program plugs them in before it parses addresses and
-//! settings. A server starts the services that its settings enable; clients address them by name, over connections of their own.
+//! Plug-ins, what another crate adds to a server: a network stack, or an extension, which is a part beside the memory. A program plugs them in
+//! before it parses addresses and settings. A server starts the extensions that its settings enable; clients address them by name, over
+//! connections of their own.
 
 mod extension;
 mod settings;
@@ -16,9 +17,9 @@ use replay_link::stack::plugged;
 use replay_link::stack::{PluggedStack, StackName};
 pub use settings::{ExtensionSettings, SettingsType};
 
-/// What another crate adds to a server: a network stack, or a service beside the memory.
+/// What another crate adds to a server: a network stack, or an extension.
 pub trait Plugin: Sync {
-    /// Name: of a stack in `--stack`, of a service in requests and statistics, where no other may have it, and key of its settings in
+    /// Name: of a stack in `--stack`, of an extension in requests and statistics, where no other may have it, and key of its settings in
     /// [`ServerConfig::extensions`].
     fn name(&self) -> &'static str;
     /// Crates that log at the configured level. All other crates log warnings and errors only.
@@ -61,18 +62,18 @@ pub trait Plugin: Sync {
     fn serve(&self, _config: &ServerConfig, _task: ServeTask) -> Result<JoinTask> {
         Err(Error::Internal(format!("{} is no network stack", self.name())))
     }
-    /// Starts the service; `None` if the settings do not enable it.
+    /// Starts the extension; `None` if the settings do not enable it.
     ///
     /// # Errors
     /// Any error ends the start of the server.
     fn start(&self, _config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
         Ok(None)
     }
-    /// Error message for requests to a server that does not run the service.
+    /// Error message for requests to a server that does not run the extension.
     fn absent(&self) -> String {
-        format!("this server does not have the service {:?}", self.name())
+        format!("this server does not have the extension {:?}", self.name())
     }
-    /// Consequence of `trusted_network` for the service, for the log; `None` if the setting does not matter to it.
+    /// Consequence of `trusted_network` for the extension, for the log; `None` if the setting does not matter to it.
     fn trust(&self, _config: &ServerConfig) -> Option<&'static str> {
         None
     }

@@ -148,12 +148,12 @@ impl Service {
             .ok_or_else(|| Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned()))
     }
 
-    /// The services beside the memory.
+    /// The extensions that this server runs.
     pub fn extensions(&self) -> &[Arc<dyn Extension>] {
         &self.extensions
     }
 
-    /// The service of this name.
+    /// The extension of this name.
     ///
     /// # Errors
     /// [`Error::Config`] when the server does not have it.
@@ -163,7 +163,7 @@ impl Service {
             let absent = self.absent.iter().find(|(absent, _)| *absent == name);
             Error::Config(match absent {
                 Some((_, error)) => error.clone(),
-                None => format!("this program does not know the service {name:?}"),
+                None => format!("this program does not know the extension {name:?}"),
             })
         })
     }

@@ -56,7 +56,7 @@ fn fstack_is_plugged_in() {
 fn sums_of_gradients_are_plugged_in() {
     let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
     assert!(help.contains("--gradients-threads"), "{help}");
-    // The message of one guest about the address of another.
+    // The message of one plug-in about the address of another.
     let parent = ["serve", "--gradients=127.0.0.1:0", "--parent=innet+fstack://10.0.0.2:7710"];
     let refused = output(&parent);
     assert_eq!(refused.status.code(), Some(2));

@@ -13,7 +13,7 @@ use replay_link::error::Result;
 /// Longest message in either direction, in bytes: messages do not count in the limits of memory for requests and replies.
 pub const MAX_MESSAGE: u64 = 16 << 10;
 
-/// A service of a running server.
+/// An extension of a running server.
 pub trait Extension: Send + Sync {
     /// Name of its plug-in.
     fn name(&self) -> &'static str;
@@ -43,7 +43,7 @@ pub trait Session {
     /// The error to answer the request with.
     fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>>;
     /// Listens for the next change that may unblock a request. A blocked attempt must not notify, or it would wake itself forever. The
-    /// default is for services that never block.
+    /// default is for extensions that never block.
     fn changed(&self) -> EventListener {
         Event::new().listen()
     }
@@ -56,7 +56,7 @@ pub trait Session {
 pub struct MetricGroup {
     /// Prefix of the metrics' names.
     pub prefix: &'static str,
-    /// JSON pointer to the object within the service's statistics; empty for all of them.
+    /// JSON pointer to the object within the extension's statistics; empty for all of them.
     pub pointer: &'static str,
     /// Name of the label; its values are the names of the objects.
     pub label: Option<&'static str>,

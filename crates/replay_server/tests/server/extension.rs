@@ -106,7 +106,7 @@ impl Session for Member {
     }
 }
 
-/// The least service: it sends back what it gets.
+/// The least extension: it sends back what it gets.
 mod echo {
     use super::*;
 
@@ -164,9 +164,9 @@ fn ask(session: &mut ExtensionSession, number: &'static [u8], within: Duration) 
     session.call(&number.into(), due, until, &Wait::forever(), late)
 }
 
-fn open(client: &Client, service: &'static str) -> ExtensionSession {
+fn open(client: &Client, extension: &'static str) -> ExtensionSession {
     let until = Instant::now() + Duration::from_secs(60);
-    ExtensionSession::open(client.dialer(), service, until, &Wait::forever()).unwrap()
+    ExtensionSession::open(client.dialer(), extension, until, &Wait::forever()).unwrap()
 }
 
 #[test]
