@@ -40,10 +40,7 @@ pub fn channel_binding<Side>(session: &ConnectionCommon<Side>) -> Result<Channel
 pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
-        .and_then(|chain: Vec<_>| match chain.is_empty() {
-            true => Err(pem::Error::NoItemsFound),
-            false => Ok(chain),
-        })
+        .and_then(|chain: Vec<_>| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) })
         .map_err(|error| unreadable(field, path, &error))
 }
 

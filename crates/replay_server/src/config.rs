@@ -22,8 +22,7 @@ pub use http::HttpAddress;
 use period::parse_period;
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
-use replay_link::error::refuse;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, refuse};
 use replay_link::stack::plugged::plugged_in;
 use replay_link::stack::{Address, StackName};
 use replay_wire::auth::{self, Secret};
@@ -156,7 +155,7 @@ pub struct ServerConfig {
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
-    /// Settings of services beside the memory, which other crates plug in.
+    /// Settings of plug-ins.
     #[arg(skip)]
     #[serde(skip)]
     pub extensions: ExtensionSettings,

@@ -71,22 +71,16 @@ pub fn kibibytes(text: &str, name: &str) -> Option<u64> {
 pub fn left_in_groups(root: &Path) -> Vec<u64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = root.join("sys/fs/cgroup");
+    // Fields: hierarchy number, controllers, group.
+    let groups = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     // A container may mount its own group as the root, without the ancestors.
-    let mut left = left_in(&mounts, "", VERSION_2);
-    left.extend(left_in(&mounts.join("memory"), "", VERSION_1));
-    for line in text.lines() {
-        // Fields: hierarchy number, controllers, group.
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        if controllers.is_empty() {
-            left.extend(left_in(&mounts, group, VERSION_2));
-        } else if controllers.split(',').any(|name| name == "memory") {
-            left.extend(left_in(&mounts.join("memory"), group, VERSION_1));
-        }
-    }
-    left
+    let groups = [("", ""), ("memory", "")].into_iter().chain(groups);
+    let left = groups.map(|(controllers, group)| match controllers {
+        "" => left_in(&mounts, group, VERSION_2),
+        _ if controllers.split(',').any(|name| name == "memory") => left_in(&mounts.join("memory"), group, VERSION_1),
+        _ => Vec::new(),
+    });
+    left.flatten().collect()
 }
 
 /// File names of a limit, and of the bytes in use.

@@ -138,17 +138,13 @@ impl ReplyBudget {
 
     /// Counts a reply of `bytes`, and `shared` unless it is empty.
     fn hold(&self, bytes: u64, shared: &Bytes) {
-        let mut counted = bytes;
-        let mut first = false;
-        if !shared.is_empty() {
+        let first = !shared.is_empty() && {
             let mut buffers = lock(&self.shared);
             let replies = buffers.entry(address(shared)).or_default();
-            first = *replies == 0;
             *replies += 1;
-            if first {
-                counted += shared.len() as u64;
-            }
-        }
+            *replies == 1
+        };
+        let counted = bytes + if first { shared.len() as u64 } else { 0 };
         self.held.fetch_add(counted, Ordering::Relaxed);
         if first {
             // Blocked replies may share this buffer, which is now counted.
@@ -158,17 +154,15 @@ impl ReplyBudget {
     }
 
     fn release(&self, bytes: u64, shared: &Bytes) {
-        let mut counted = bytes;
-        if !shared.is_empty() {
+        let last = !shared.is_empty() && {
             let mut buffers = lock(&self.shared);
-            match buffers.get_mut(&address(shared)) {
-                Some(replies) if *replies > 1 => *replies -= 1,
-                _ => {
-                    buffers.remove(&address(shared));
-                    counted += shared.len() as u64;
-                }
+            let left = buffers.remove(&address(shared)).map_or(0, |replies| replies - 1);
+            if left > 0 {
+                buffers.insert(address(shared), left);
             }
-        }
+            left == 0
+        };
+        let counted = bytes + if last { shared.len() as u64 } else { 0 };
         self.held.fetch_sub(counted, Ordering::Relaxed);
         self.changed();
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -20,8 +20,7 @@ use base::host;
 use base::sync::lock;
 use disk::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
-use replay_link::error::io_error;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, io_error};
 
 /// Number of snapshots kept.
 const KEPT: usize = 2;
@@ -74,23 +73,6 @@ struct Saved {
     at: Instant,
 }
 
-/// The thread that saves at intervals.
-pub struct SnapshotThread {
-    /// Dropping it ends the thread.
-    end: mpsc::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl SnapshotThread {
-    /// Ends the thread, after a save in progress.
-    pub fn join(self) {
-        drop(self.end);
-        if self.thread.join().is_err() {
-            tracing::error!("the thread that saves snapshots panicked");
-        }
-    }
-}
-
 impl Snapshots {
     /// Locks the folder on the `disk`, creates it if it is missing, and restores its newest undamaged snapshot.
     ///
@@ -125,11 +107,12 @@ impl Snapshots {
         }))
     }
 
-    /// Starts a thread that saves at intervals of `every`.
+    /// Starts a thread that saves at intervals of `every`. The result ends it after a save in progress, and tells whether it ended without a
+    /// panic.
     ///
     /// # Errors
     /// [`Error::Io`] if the system cannot start a thread.
-    pub fn save_every(self: &Arc<Self>, every: Duration) -> Result<SnapshotThread> {
+    pub fn save_every(self: &Arc<Self>, every: Duration) -> Result<impl FnOnce() -> bool + Send + use<>> {
         let (end, ended) = mpsc::channel::<()>();
         let snapshots = self.clone();
         let save_until_the_end = move || {
@@ -146,7 +129,10 @@ impl Snapshots {
             .name("innet-snapshots".to_owned())
             .spawn(save_until_the_end)
             .map_err(io_error("cannot start a thread"))?;
-        Ok(SnapshotThread { end, thread })
+        Ok(move || {
+            drop(end);
+            thread.join().is_ok()
+        })
     }
 
     /// [`Self::save`] at low priority. Call it on a dedicated thread: the thread keeps the priority.

@@ -13,8 +13,7 @@ use tokio::task::JoinError;
 
 use super::{log, notify};
 use replay_core::memory::Memory;
-use replay_link::error::io_error;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, io_error};
 use replay_link::stack::Address;
 use replay_server::config::{ServerConfig, given_flags};
 use replay_server::server::{RunningServer, Server};

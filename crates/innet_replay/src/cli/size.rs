@@ -203,10 +203,7 @@ impl Size {
             "receiving" => "lower the rate of steps or --step-bytes",
             _ => "lower the rates, or --batch and --parameter-bytes",
         };
-        let share = match share < 1_000.0 {
-            true => format!("{share:.1}"),
-            false => "over 1,000".to_owned(),
-        };
+        let share = if share < 1_000.0 { format!("{share:.1}") } else { "over 1,000".to_owned() };
         Err(Error::Config(format!(
             "{MOST_SERVERS} servers do not carry this: {part} would take {share} times what each has. Divide the job into several memories, \
              or {advice}"

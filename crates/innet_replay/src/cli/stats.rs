@@ -99,14 +99,8 @@ fn readable(name: &str, value: &Value) -> String {
 
 /// Removes control characters from a client's text, which could write anything to the terminal.
 pub(super) fn printable(text: &str) -> String {
-    let mut printable = String::new();
-    for c in text.chars() {
-        match c.is_control() {
-            true => printable.extend(c.escape_debug()),
-            false => printable.push(c),
-        }
-    }
-    printable
+    let shown = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 pub(super) fn readable_bytes(bytes: u64) -> String {

@@ -81,10 +81,7 @@ impl Change<'_> {
         let seconds = self.now.time.duration_since(self.before.time).as_secs_f64();
         let value = |moment: &Moment| moment.stats.pointer(path).and_then(Value::as_f64);
         let increase = value(self.now).unwrap_or(0.0) - value(self.before).unwrap_or(0.0);
-        match seconds > 0.0 {
-            true => increase.max(0.0) / seconds,
-            false => 0.0,
-        }
+        if seconds > 0.0 { increase.max(0.0) / seconds } else { 0.0 }
     }
 
     /// Increase of the histogram at `path`, or all of it without an increase.

@@ -95,16 +95,12 @@ impl FromStr for Address {
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => match rest.split_once(']') {
                 Some((host, "")) => (host, None),
-                Some((host, port)) => match port.strip_prefix(':') {
-                    Some(port) => (host, Some(port)),
-                    None => return refuse("has no port after its IPv6 address"),
-                },
+                Some((host, port)) if port.starts_with(':') => (host, Some(&port[1..])),
+                Some(_) => return refuse("has no port after its IPv6 address"),
                 None => return refuse("has no closing bracket"),
             },
             None => match rest.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => {
-                    return refuse("has an IPv6 address without brackets");
-                }
+                Some((host, _)) if host.contains(':') => return refuse("has an IPv6 address without brackets"),
                 Some((host, port)) => (host, Some(port)),
                 None => (rest, None),
             },

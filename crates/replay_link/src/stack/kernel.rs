@@ -13,9 +13,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Address, ByteStream, Stack, StackName};
-use crate::error::io_error;
-use crate::error::refuse;
-use crate::error::{Error, Result};
+use crate::error::{Result, io_error, refuse};
 use base::fork::close_in_children;
 
 /// Length of the listen queue.
@@ -157,21 +155,16 @@ pub async fn spin() {
     }
 }
 
-/// Checks that an address can be bound: binds a TCP address for a moment, and only connects to a socket file.
+/// Checks that an address can be bound: binds it for a moment.
 ///
 /// # Errors
-/// [`Error::Io`] or [`Error::Config`] with the address.
+/// [`Error::Io`](crate::error::Error::Io) or [`Error::Config`](crate::error::Error::Config) with the address.
 pub fn try_bind(address: &Address) -> Result<()> {
-    let failed = io_error(format!("cannot listen on {address}"));
     match address {
-        Address::Tcp { host, port, .. } => bind_tcp(host, *port).map(drop).map_err(failed),
-        Address::Unix { path } if StdUnixStream::connect(path).is_ok() => {
-            Err(Error::Config(format!("cannot listen on {address}: a server is running there")))
+        Address::Tcp { host, port, .. } => {
+            bind_tcp(host, *port).map(drop).map_err(io_error(format!("cannot listen on {address}")))
         }
-        Address::Unix { path } => match path.parent() {
-            Some(folder) if !folder.is_dir() => Err(failed(io::Error::from(io::ErrorKind::NotFound))),
-            _ => Ok(()),
-        },
+        Address::Unix { path } => bind_unix(path).map(drop),
     }
 }
 
@@ -212,7 +205,7 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
 /// Removes the socket file of a server that has ended.
 ///
 /// # Errors
-/// [`Error::Config`] for a file of another kind, [`Error::Io`] for one of a running server; the file stays.
+/// `Error::Config` for a file of another kind, `Error::Io` for one of a running server; the file stays.
 fn remove_stale(path: &Path) -> Result<()> {
     let what = format!("cannot listen on the socket file {}", path.display());
     let in_use = |reason: &str| Err(io_error(&*what)(io::Error::new(io::ErrorKind::AddrInUse, reason)));

@@ -17,8 +17,7 @@ use tokio::sync::oneshot;
 pub use address::Address;
 pub use plugged::{PluggedStack, StackName};
 
-use crate::error::io_error;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 
 /// A connection of any kind, boxed as `Box<dyn ByteStream>`.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}

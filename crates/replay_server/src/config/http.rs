@@ -33,16 +33,16 @@ impl FromStr for HttpAddress {
     /// # Errors
     /// [`Error::Config`] with the valid forms of an address.
     fn from_str(text: &str) -> Result<Self> {
-        let (tls, rest) = match text.split_once("://") {
-            None => (false, text),
-            Some(("http", rest)) => (false, rest),
-            Some(("https", rest)) => (true, rest),
-            Some(_) => (false, ""),
-        };
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        match format!("innet://{rest}").parse() {
+        let address = match scheme {
+            "http" => format!("innet://{rest}"),
+            "https" => format!("innets://{rest}"),
+            _ => String::new(),
+        };
+        match address.parse() {
             // A port is required: the default port of an address belongs to the replay protocol.
-            Ok(Address::Tcp { host, port, .. }) if rest.ends_with(&format!(":{port}")) => {
+            Ok(Address::Tcp { host, port, tls, .. }) if rest.ends_with(&format!(":{port}")) => {
                 Ok(HttpAddress { host, port, tls })
             }
             _ => Err(Error::Config(format!(
@@ -68,11 +68,7 @@ impl From<HttpAddress> for String {
 
 impl fmt::Display for HttpAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "https" } else { "http" };
-        match self.host.contains(':') {
-            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
-            false => write!(f, "{scheme}://{}:{}", self.host, self.port),
-        }
+        f.write_str(&self.tcp().to_string().replacen("innet", "http", 1))
     }
 }
 

@@ -7,9 +7,7 @@ use std::time::Duration;
 use super::{FRAMES, MAX_CONNECTIONS, MAX_IO_THREADS, ServerConfig};
 use crate::plugin;
 use replay_core::schema::{DEFAULT_PRIORITY_EXPONENT, Sampler};
-use replay_link::error::io_error;
-use replay_link::error::refuse;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, io_error, refuse};
 use replay_link::stack::plugged::alternatives;
 use replay_link::stack::{Address, StackName};
 
@@ -21,10 +19,7 @@ const MAX_MS: u64 = 1_000_000_000_000;
 /// # Errors
 /// [`Error::Config`] with the range.
 pub fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
-    match (least..=most).contains(&value) {
-        true => Ok(()),
-        false => refuse(format!("{name} is {least} to {most}, got {value}")),
-    }
+    if (least..=most).contains(&value) { Ok(()) } else { refuse(format!("{name} is {least} to {most}, got {value}")) }
 }
 
 impl ServerConfig {

@@ -94,10 +94,7 @@ impl Reader {
                 LargeReply::Shared(buffer) => self.budget.counts(buffer),
                 LargeReply::Report => held < REPORTS,
             };
-        match fits {
-            true => Ok(()),
-            false => Err(NoRoom::Role(self.budget.held())),
-        }
+        if fits { Ok(()) } else { Err(NoRoom::Role(self.budget.held())) }
     }
 
     /// Waits until `check` succeeds. While the role's budget is full, stalled readers are disconnected.

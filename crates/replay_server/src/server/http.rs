@@ -30,8 +30,7 @@ use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
 use crate::connection::{Phase, reached};
 use base::host;
-use replay_link::error::Result;
-use replay_link::error::io_error;
+use replay_link::error::{Result, io_error};
 use replay_link::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 
 /// Limit of open connections. A further one closes the oldest, so that idle connections cannot lock a supervisor out. Each may hold one
@@ -49,42 +48,30 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// A bound address, not served yet.
-pub(super) struct HttpListener {
-    listener: StdTcpListener,
-    pub address: HttpAddress,
-}
-
-impl HttpListener {
-    /// Binds `address`; with `tls`, every address uses TLS, as for the replay protocol.
-    ///
-    /// # Errors
-    /// [`Error::Io`] names the address and the setting.
-    pub fn bind(address: &HttpAddress, tls: bool) -> Result<Self> {
-        let HttpAddress { host, port, .. } = address;
-        let bind = || {
-            let listener = kernel::bind_tcp(host, *port)?;
-            let bound = listener.local_addr()?;
-            Ok((listener, bound))
+/// Binds `address`; with `tls`, every address uses TLS, as for the replay protocol. Returns the bound address, too.
+///
+/// # Errors
+/// [`Error::Io`](replay_link::error::Error::Io) names the address and the setting.
+pub(super) fn bind(address: &HttpAddress, tls: bool) -> Result<(StdTcpListener, HttpAddress)> {
+    let bind = || {
+        let listener = kernel::bind_tcp(&address.host, address.port)?;
+        let bound = listener.local_addr()?;
+        Ok((listener, HttpAddress { host: bound.ip().to_string(), port: bound.port(), tls }))
+    };
+    bind().map_err(|error: io::Error| {
+        let advice = match error.kind() {
+            ErrorKind::AddrInUse => ": choose another port, or end the program that has it",
+            _ => "",
         };
-        let (listener, bound) = bind().map_err(|error: io::Error| {
-            let what = match error.kind() {
-                ErrorKind::AddrInUse => {
-                    format!("cannot listen on {address} (--http): choose another port, or end the program that has it")
-                }
-                _ => format!("cannot listen on {address} (--http)"),
-            };
-            io_error(what)(error)
-        })?;
-        Ok(HttpListener { listener, address: HttpAddress { host: bound.ip().to_string(), port: bound.port(), tls } })
-    }
+        io_error(format!("cannot listen on {address} (--http){advice}"))(error)
+    })
 }
 
 impl Server {
     /// Serves HTTP on this thread until the server has stopped. Begins before the restore and continues during the drain, which a
     /// supervisor can thus observe.
-    pub(super) async fn serve_http(self: Arc<Self>, http: HttpListener) {
-        let listener = match TcpListener::from_std(http.listener) {
+    pub(super) async fn serve_http(self: Arc<Self>, listener: StdTcpListener) {
+        let listener = match TcpListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => return tracing::error!(%error, "HTTP is not served"),
         };

@@ -5,8 +5,7 @@ use std::fs;
 use super::admission::{MAX_REFUSALS, OPERATORS};
 use super::http;
 use crate::config::ServerConfig;
-use replay_link::error::Result;
-use replay_link::error::refuse;
+use replay_link::error::{Result, refuse};
 
 /// File descriptors of a process besides its connections, of which it has enough.
 const OTHER_FILES: u64 = 128;
@@ -28,10 +27,7 @@ pub fn open_files(config: &ServerConfig) -> u64 {
 pub fn within_open_files(config: &ServerConfig) -> Result<ServerConfig> {
     let wanted = open_files(config);
     let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
-    let limit = match limit < wanted {
-        true => rlimit::increase_nofile_limit(wanted).unwrap_or(limit),
-        false => limit,
-    };
+    let limit = if limit < wanted { rlimit::increase_nofile_limit(wanted).unwrap_or(limit) } else { limit };
     if limit >= wanted {
         return Ok(config.clone());
     }

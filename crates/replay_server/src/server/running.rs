@@ -1,6 +1,7 @@
 //! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -9,18 +10,17 @@ use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
-use super::http::HttpListener;
+use super::http;
 use super::open_files::within_open_files;
 use super::{Accepted, Server};
 use crate::config::{HttpAddress, ServerConfig};
 use crate::connection::Phase;
 use crate::plugin;
+use crate::snapshots::check_folder;
 use crate::snapshots::disk::Machine;
-use crate::snapshots::{SnapshotThread, check_folder};
 use base::sync::lock;
 use replay_core::memory::Memory;
-use replay_link::error::io_error;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, io_error};
 use replay_link::stack::kernel::{self, Kernel};
 use replay_link::stack::{Address, Stack, StackName};
 
@@ -36,7 +36,8 @@ pub struct RunningServer {
     addresses: Vec<Address>,
     http: Option<HttpAddress>,
     tasks: Vec<JoinTask>,
-    snapshots: Option<SnapshotThread>,
+    /// Ends the thread that saves snapshots.
+    snapshots: Option<JoinTask>,
 }
 
 /// Waits for the end of an I/O thread, or of the task on a plugged-in stack; `false` after a panic.
@@ -98,8 +99,8 @@ impl RunningServer {
 
     /// Saves the memory after the last request, unless the start failed.
     fn save_last_snapshot(&mut self) -> Result<()> {
-        if let Some(thread) = self.snapshots.take() {
-            thread.join();
+        if self.snapshots.take().is_some_and(|join| !join()) {
+            tracing::error!("the thread that saves snapshots panicked");
         }
         match self.server.service().snapshots() {
             Ok(snapshots) if !std::mem::take(&mut self.addresses).is_empty() => snapshots.save(),
@@ -139,18 +140,8 @@ impl ServeTask {
     }
 }
 
-/// Stops the server if its thread panics, which loses the listener or some of the open connections.
-struct StopAtPanic(Arc<Server>);
-
-impl Drop for StopAtPanic {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.stop();
-        }
-    }
-}
-
-/// Starts a thread with its own tokio runtime, which runs the future of `start` to its end. A panic stops the server.
+/// Starts a thread with its own tokio runtime, which runs the future of `start` to its end. A panic stops the server: it loses the listener or
+/// some of the open connections.
 fn io_thread<F: Future<Output = ()>>(
     server: &Arc<Server>,
     name: &str,
@@ -166,15 +157,14 @@ fn io_thread<F: Future<Output = ()>>(
         runtime.spawn(kernel::spin());
     }
     lock(&server.runtimes).push(runtime.handle().clone());
-    let stop = StopAtPanic(Arc::clone(server));
-    let thread = thread::Builder::new()
-        .name(format!("innet-{name}"))
-        .spawn(move || {
-            let _stop = stop;
-            LocalSet::new().block_on(&runtime, start());
-        })
-        .map_err(io_error("cannot start an I/O thread"))?;
-    Ok(Box::new(|| thread.join().is_ok()))
+    let server = Arc::clone(server);
+    let serve = move || {
+        let served = catch_unwind(AssertUnwindSafe(|| LocalSet::new().block_on(&runtime, start())));
+        served.inspect_err(|_| server.stop()).is_ok()
+    };
+    let thread = thread::Builder::new().name(format!("innet-{name}")).spawn(serve);
+    let thread = thread.map_err(io_error("cannot start an I/O thread"))?;
+    Ok(Box::new(|| thread.join().unwrap_or(false)))
 }
 
 impl Server {
@@ -190,7 +180,7 @@ impl Server {
         // Bound first, so that a port in use fails the start.
         let with_tls = server.tls.is_some();
         let http = config.http.as_ref();
-        let http = http.map(|address| HttpListener::bind(address, with_tls)).transpose()?;
+        let http = http.map(|address| http::bind(address, with_tls)).transpose()?;
         for plugin in plugin::of_server(config.stack) {
             match plugin.start(config)? {
                 Some(extension) => server.context.service.extend(extension),
@@ -202,14 +192,14 @@ impl Server {
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
-            http: http.as_ref().map(|http| http.address.clone()),
+            http: http.as_ref().map(|(_, address)| address.clone()),
             tasks: Vec::new(),
             snapshots: None,
         };
         let threads_of_http = usize::from(http.is_some());
-        if let Some(http) = http {
+        if let Some((listener, _)) = http {
             let serve = server.clone();
-            let serve = move || serve.serve_http(http);
+            let serve = move || serve.serve_http(listener);
             running.tasks.push(io_thread(&server, "http", false, serve)?);
         }
         if let Some(folder) = &config.snapshot {
@@ -229,8 +219,9 @@ impl Server {
         server.enter(Phase::Serving);
         if let Ok(snapshots) = server.service().snapshots() {
             let every = config.snapshot_every.unwrap_or(SNAPSHOT_EVERY);
-            let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
-            running.snapshots = thread.transpose()?;
+            if !every.is_zero() {
+                running.snapshots = Some(Box::new(snapshots.save_every(every)?));
+            }
         }
         let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
         tracing::info!(
@@ -316,18 +307,20 @@ impl Server {
 
 /// Risk that `trusted_network` accepts; `None` if there is none.
 fn trusted_with(config: &ServerConfig) -> Option<String> {
-    let (token, tls) = (config.has_token(), config.tls_cert.is_some());
-    match config.trusted_network {
-        true if !token => Some("everyone who can connect may read and write".to_owned()),
-        true if !tls => {
-            Some("clients need a token, but without TLS other hosts can read and change what they send".to_owned())
-        }
-        true => {
-            let trusts: Vec<_> = plugin::of_server(config.stack).filter_map(|plugin| plugin.trust(config)).collect();
-            (!trusts.is_empty()).then(|| trusts.join("; "))
-        }
-        false => None,
+    if !config.trusted_network {
+        return None;
     }
+    let risk = match (config.has_token(), config.tls_cert.is_some()) {
+        (false, _) => "everyone who can connect may read and write".to_owned(),
+        (true, false) => {
+            "clients need a token, but without TLS other hosts can read and change what they send".to_owned()
+        }
+        (true, true) => {
+            let trusts = plugin::of_server(config.stack).filter_map(|plugin| plugin.trust(config));
+            trusts.collect::<Vec<_>>().join("; ")
+        }
+    };
+    (!risk.is_empty()).then_some(risk)
 }
 
 /// What a start does with `config` first.

@@ -73,25 +73,17 @@ impl Tables {
 
     fn create(&self, config: &TableConfig) -> Result<()> {
         let known = self.memory.table(&config.name).is_ok();
-        match self.memory.create_table(config) {
-            Ok(_) => {
-                if known {
-                    tracing::info!(
-                        table = config.name,
-                        "the table exists already: all programs that use it share its steps"
-                    );
-                }
-                Ok(())
+        self.memory.create_table(config).map_err(|error| match error {
+            replay_core::Error::TableDiffers { table, difference } if self.configured.contains(&table) => {
+                let difference = format!("{difference} (the table is in the server's configuration)");
+                replay_core::Error::TableDiffers { table, difference }
             }
-            Err(replay_core::Error::TableDiffers { table, difference }) if self.configured.contains(&config.name) => {
-                Err(replay_core::Error::TableDiffers {
-                    table,
-                    difference: format!("{difference} (the table is in the server's configuration)"),
-                }
-                .into())
-            }
-            Err(error) => Err(error.into()),
+            error => error,
+        })?;
+        if known {
+            tracing::info!(table = config.name, "the table exists already: all programs that use it share its steps");
         }
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> Result<()> {

@@ -12,8 +12,7 @@ use replay_core::memory::Memory;
 use replay_core::snapshot;
 
 use super::disk::{Disk, DiskFile, Machine, PRIVATE};
-use replay_link::error::io_error;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, io_error};
 
 /// Writes all tables to a file. Replaces an existing file as a whole, once everything is on the disk. Follows a symbolic link and replaces
 /// its target.
@@ -109,10 +108,7 @@ fn replaceable(path: &Path) -> io::Result<PathBuf> {
         Err(error) => return Err(error),
     };
     // A link's target has to exist.
-    let target = match there.is_symlink() {
-        true => path.canonicalize()?,
-        false => path.to_owned(),
-    };
+    let target = if there.is_symlink() { path.canonicalize()? } else { path.to_owned() };
     let kind = fs::symlink_metadata(&target)?.file_type();
     if kind.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::EISDIR));
