@@ -414,6 +414,48 @@ def test_several_servers_admit_every_batch_that_one_server_admits(connect: Conne
     assert [call.ended() for call in acting] == [None] * len(writers)
 
 
+def test_an_uneven_job_keeps_the_ratio_and_stops_nobody(connect: Connect) -> None:
+    """Nine of ten steps are at the first server, the items of the second are hardly sampled, and the third has no writers."""
+    ratio, slack, minimum = 2.0, 300.0, 9
+    shards = connect(table(capacity=9000, min_size=minimum, samples_per_insert=ratio, slack=slack))
+    ended = threading.Event()
+    written = [0, 0]
+
+    def act(server: int, priority: float) -> None:
+        with shards.writer("t", 1, VIEW, server=server, chunk_steps=1) as writer:
+            while not ended.is_set():
+                if server == 1 and written[0] < 9 * written[1]:
+                    ended.wait(0.001)
+                    continue
+                with suppress(innet.errors.DeadlineError):
+                    writer.append(**step(written[server], priority=np.array([priority])), timeout=0.05)
+                    written[server] += 1
+
+    def inserted() -> list[int]:
+        return [one["tables"]["t"]["limiter_inserted"] for one in shards.stats()["shards"].values()]
+
+    acting = [Call(partial(act, server, priority)) for server, priority in enumerate((100.0, 1e-6))]
+    sampled, before = 0, [-1, -1, -1]
+    for _ in range(4):
+        for _ in range(50):
+            sampled += len(shards.sample("t", 32, VIEW, timeout=60))
+        now = inserted()
+        assert now[0] > before[0]
+        assert now[1] > before[1]
+        before = now
+    stats = shards.stats()["tables"]["t"]
+    assert sampled <= stats["limiter_sampled"] < sampled + 32
+    assert stats["limiter_sampled"] <= ratio * (stats["limiter_inserted"] - minimum) + slack
+    # A push, also that of an episode's last items, applies as a whole.
+    assert stats["limiter_inserted"] <= (stats["limiter_sampled"] + slack) / ratio + minimum + 10
+    ended.set()
+    # The writers' last steps wait for samples.
+    while any(call.is_alive() for call in acting):
+        with suppress(innet.errors.DeadlineError):
+            shards.sample("t", 32, VIEW, timeout=0.05, allow_short=True)
+    assert [call.ended() for call in acting] == [None, None]
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_sample_sends_the_steps_that_its_program_holds_back(connect: Connect, prefetch: int) -> None:
     shards = connect(table())

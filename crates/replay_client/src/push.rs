@@ -34,6 +34,8 @@ pub struct Pushes {
     closed: bool,
     /// Connected writers of the table when this one was opened, this one included.
     pub connected: u64,
+    /// Dropped with the channel.
+    pub registered: Option<Box<dyn Send>>,
 }
 
 impl Pushes {
@@ -53,6 +55,7 @@ impl Pushes {
             failed: None,
             closed: false,
             connected: 0,
+            registered: None,
         };
         let opened = retry(&dialer, wait, || channel.take_over(wait))?;
         (channel.applied, channel.steps) = (opened.last_sequence, opened.steps);

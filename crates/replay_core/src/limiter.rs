@@ -179,14 +179,21 @@ impl Limiter {
         if live < self.min_size {
             return Err(Cause::MinSize { live, min_size: self.min_size });
         }
-        self.admit_part(wanted, short)
+        self.admit(wanted, if short { 1 } else { wanted })
     }
 
-    /// [`Limiter::admit_sample`] for a part of a batch from several memories: does not check `min_size`.
-    pub fn admit_part(&self, wanted: u32, short: bool) -> Outcome<Admitted> {
+    /// Admits up to `most` samples of a reader of several memories, perhaps none. It counts `min_size` over all of them, and nothing is
+    /// taken without a ratio.
+    pub fn admit_up_to(&self, most: u32) -> Admitted {
+        let most = if self.limits_ratio() { most } else { 0 };
+        // Between two epochs there is nothing to take.
+        self.admit(most, 0).unwrap_or(Admitted { epoch: 0, items: 0 })
+    }
+
+    fn admit(&self, wanted: u32, least: u32) -> Outcome<Admitted> {
         let mut outcome = Err(Cause::Emptied);
         let admit = |seen: u64| {
-            outcome = self.grant(Count(seen), wanted, short);
+            outcome = self.grant(Count(seen), wanted, least);
             let admitted = outcome.as_ref().ok()?;
             Some(seen + u64::from(admitted.items))
         };
@@ -195,8 +202,8 @@ impl Limiter {
         outcome
     }
 
-    /// The part of a sample that the counts allow.
-    fn grant(&self, sampled: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
+    /// The part of a sample that the counts allow, if it has at least so many items.
+    fn grant(&self, sampled: Count, wanted: u32, least: u32) -> Outcome<Admitted> {
         // Pairs with the Release stores of `restart`: equal epochs mean that both counts are of one epoch.
         let inserted = Count(self.inserted.load(Ordering::Acquire));
         if inserted.epoch() != sampled.epoch() && !fault::injected(Fault::MixedEpochs) {
@@ -204,8 +211,7 @@ impl Limiter {
         }
         let items = match self.allowance(inserted.items(), sampled.items()) {
             None => wanted,
-            Some(allowed) if allowed >= f64::from(wanted) => wanted,
-            Some(allowed) if short && allowed >= 1.0 => allowed as u32,
+            Some(allowed) if allowed >= f64::from(least) => wanted.min(allowed as u32),
             Some(allowed) => {
                 return Err(Cause::Inserts {
                     sampled: sampled.items(),
@@ -264,11 +270,17 @@ impl Limiter {
         self.restart(inserted, sampled);
     }
 
-    /// Items inserted since the last reset, and items that may be sampled now: infinite without a ratio.
-    pub fn state(&self) -> (u64, f64) {
+    /// Whether a table of `live` items makes pushes wait for samples.
+    pub fn holds_inserts(&self, live: u64) -> bool {
         let (sampled, inserted) = self.counts();
-        let allowance = self.allowance(inserted, sampled);
-        (inserted, allowance.unwrap_or(f64::INFINITY))
+        let over = self.lead(inserted, sampled) + self.samples_per_insert - (self.centre() + self.slack);
+        self.limits_ratio() && over > TOLERANCE && live >= self.min_size
+    }
+
+    /// Items that may be sampled now: infinite without a ratio.
+    pub fn allowed(&self) -> f64 {
+        let (sampled, inserted) = self.counts();
+        self.allowance(inserted, sampled).unwrap_or(f64::INFINITY)
     }
 
     /// Items sampled and items inserted since the last reset.

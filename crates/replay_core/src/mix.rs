@@ -143,7 +143,7 @@ mod tests {
                 .collect(),
             live_items: 10,
             min_probability: Some(least),
-            shard: None,
+            state: None,
             rows: vec![7; probabilities.len()].into(),
             blobs: Vec::new(),
             parts: Vec::new(),

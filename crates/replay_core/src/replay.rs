@@ -122,28 +122,36 @@ pub struct SampleRequest {
     pub definition: u32,
 }
 
-/// One memory's part of a batch that is sampled from several. It may be empty, ignores [`min_size`](TableConfig::min_size), which counts
-/// over all memories, and its reply has a [`ShardState`].
+/// One memory's part of a batch that is sampled from several. It never waits: its reply has as many items as there are, perhaps none, and a
+/// [`PartState`]. [`min_size`](TableConfig::min_size) counts over all memories, in the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPart {
-    /// Samples that the rate limiter counts for this part instead of its number of items. All parts together have as many as the batch
-    /// has items.
-    pub limiter_samples: u32,
+    /// Samples to take from the rate limiter, as far as it admits them. The reader takes as many as it reads items, from all memories
+    /// together.
+    pub take: u32,
 }
 
 /// State of a table when one part of a batch was sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ShardState {
+pub struct PartState {
     /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items keep earlier numbers.
     pub number: u16,
     /// Sum of the priorities after the exponent, at the instant of sampling.
     pub total_priority: f64,
     /// Live items, with or without priority.
     pub items: u64,
-    /// Items inserted, as the rate limiter counts them.
-    pub inserted: u64,
+    /// Samples taken from the rate limiter by this part.
+    pub taken: u32,
     /// Samples that the rate limiter would admit after this part; infinite without a ratio.
     pub allowance: f64,
+    /// Pushes wait, or the next one would, perhaps for samples.
+    pub holds_pushes: bool,
+    /// [`TableConfig::min_size`].
+    pub min_size: u64,
+    /// [`TableConfig::samples_per_insert`].
+    pub samples_per_insert: f64,
+    /// [`TableConfig::max_times_sampled`].
+    pub max_times_sampled: u32,
 }
 
 impl SampleRequest {
@@ -180,7 +188,7 @@ pub struct Sampled {
     /// The smallest probability in the table, when it was asked for.
     pub min_probability: Option<f64>,
     /// The table's state, for a part of a batch.
-    pub shard: Option<ShardState>,
+    pub state: Option<PartState>,
     /// The rows of all items, item after item, in the layout of `schema/innet.capnp`.
     pub rows: Bytes,
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never

@@ -171,7 +171,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         items: vec![],
         live_items: 0,
         min_probability: None,
-        shard: None,
+        state: None,
         rows: Bytes::from_static(b"rows"),
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
         parts: Vec::new(),

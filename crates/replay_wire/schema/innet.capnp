@@ -435,10 +435,10 @@ struct Sample {
 }
 
 struct BatchPart {
-  # One server's part of a batch that a client samples from several. `count` may be 0, the table's minSize is not waited for,
-  # and the reply has the table's state.
-  limiterSamples @0 :UInt32;
-  # samples that the rate limiter admits and counts for this part, in place of `count`
+  # One server's part of a batch that a client samples from several. It never waits: the reply has as many items as there are, up to
+  # `count`, which may be 0, and the table's state. The client counts minSize over all servers.
+  take @0 :UInt32;
+  # samples to take from the rate limiter, as far as it admits them
 }
 
 struct Sampled {
@@ -457,11 +457,11 @@ struct Sampled {
   # live items with a priority above zero at the instant of sampling
   minProbability @8 :Float64;
   # 0 unless asked for
-  shard @9 :ShardState;
+  state @9 :PartState;
   # for a part of a batch
 }
 
-struct ShardState {
+struct PartState {
   # A table as one part of a batch found it.
   number @0 :UInt16;
   # the upper 16 bits of the ids of its items, but of restored ones
@@ -469,10 +469,16 @@ struct ShardState {
   # sum of the priorities after the exponent
   items @2 :UInt64;
   # live items, with or without priority
-  inserted @3 :UInt64;
-  # items inserted, as the rate limiter counts them
+  taken @3 :UInt32;
+  # samples that this part has taken from the rate limiter
   allowance @4 :Float64;
   # samples that the rate limiter would admit after this part; infinite without a ratio
+  holdsPushes @5 :Bool;
+  # pushes wait, or the next one would, perhaps for samples
+  minSize @6 :UInt64;
+  samplesPerInsert @7 :Float64;
+  maxTimesSampled @8 :UInt32;
+  # of the table's definition
 }
 
 struct ReadSteps {

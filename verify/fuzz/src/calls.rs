@@ -128,7 +128,7 @@ impl World {
                     after,
                     allow_short,
                     min_probability,
-                    part: (part < 40).then_some(BatchPart { limiter_samples: part }),
+                    part: (part < 40).then_some(BatchPart { take: part }),
                     definition: 0,
                 };
                 self.sample(table, request, delivered);

@@ -156,34 +156,33 @@ impl ShardedClient {
             if listing.tables.is_empty() {
                 continue;
             }
-            let lacks = |there: &[TableConfig], here: &[TableConfig]| {
-                let known = |table: &&TableConfig| !here.iter().any(|t| t.name == table.name);
-                there.iter().find(known).map(|table| table.name.clone())
-            };
-            let lacking = lacks(tables, &listing.tables).map(|table| (table, model, *shard));
-            let lacking = lacking.or_else(|| lacks(&listing.tables, tables).map(|t| (t, *shard, model)));
-            if let Some((table, has, has_not)) = lacking {
-                return refuse(format!(
-                    "table {table:?} is at {} and not at {}: name the servers of one memory alone, or drop the table there \
-                     (connect to that one server, and Replay.drop_table)",
-                    name(has),
-                    name(has_not),
-                ));
-            }
-            for table in &listing.tables {
-                let there = tables.iter().find(|there| there.name == table.name);
-                let Some(difference) = there.and_then(|there| table.difference(there)) else {
-                    continue;
+            for table in tables.iter().chain(&listing.tables) {
+                let find = |known: &[TableConfig]| known.iter().find(|known| known.name == table.name).cloned();
+                let difference = match (find(tables), find(&listing.tables)) {
+                    (Some(there), Some(here)) => here.difference(&there),
+                    (there, _) => {
+                        let (has, lacks) = if there.is_some() { (model, *shard) } else { (*shard, model) };
+                        return refuse(format!(
+                            "table {:?} is at {} and not at {}: name the servers of one memory alone, or drop the table there \
+                             (connect to that one server, and Replay.drop_table)",
+                            table.name,
+                            name(has),
+                            name(lacks),
+                        ));
+                    }
                 };
-                return Err(replay_core::Error::TableDiffers {
-                    table: table.name.clone(),
-                    difference: format!(
-                        "at {} {difference} by {}: drop it at one of them (connect to that one server, and Replay.drop_table), or \
-                         leave that server out",
-                        name(*shard),
-                        name(model),
-                    ),
-                }.into());
+                if let Some(difference) = difference {
+                    return Err(replay_core::Error::TableDiffers {
+                        table: table.name.clone(),
+                        difference: format!(
+                            "at {} {difference} by {}: drop it at one of them (connect to that one server, and \
+                             Replay.drop_table), or leave that server out",
+                            name(*shard),
+                            name(model),
+                        ),
+                    }
+                    .into());
+                }
             }
         }
         for (shard, _) in listings.iter().filter(|(_, one)| one.tables.is_empty()) {

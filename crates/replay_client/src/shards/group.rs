@@ -9,7 +9,7 @@ use base::host;
 use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::replay::{Replay, SampledItem, ShardState};
+use replay_core::replay::{PartState, Replay, SampledItem};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_link::error::{Error, Result};
@@ -157,7 +157,7 @@ impl Group {
     }
 
     /// Records the server of ids, by the number of its table and by earlier numbers of restored items.
-    pub fn note_numbers(&self, shard: usize, state: ShardState, items: &[SampledItem]) {
+    pub fn note_numbers(&self, shard: usize, state: PartState, items: &[SampledItem]) {
         let mut numbers = lock(&self.numbers);
         let restored = items.iter().map(|item| IdSpace::number_of(item.id));
         let mut last = None;

@@ -1,4 +1,4 @@
-//! Requests to one server, and its last answer.
+//! Parts of batches from one server, and its last answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,36 +21,27 @@ pub struct Lane {
     answers: bool,
     /// Round trip, measured when the connection was opened.
     pub round_trip: Duration,
-    /// The last answer; `None` if the server's state has to be asked again.
+    /// The last answer on this connection.
     pub seen: Option<Seen>,
+    /// The server's state has to be asked again before the next batch.
+    pub stale: bool,
 }
 
 /// A request for a part of a batch.
 pub struct Part {
     /// Number of the batch.
     pub batch: u64,
-    /// The request.
-    request: SampleRequest,
-    /// Deadline in the request.
-    due: Instant,
-}
-
-impl Part {
-    /// Number of requested items.
-    pub fn count(&self) -> u32 {
-        self.request.count
-    }
-
-    /// Number of samples charged to the server's rate limiter.
-    pub fn limiter_samples(&self) -> u32 {
-        self.request.part.map_or(0, |part| part.limiter_samples)
-    }
+    /// Requested items.
+    pub count: u32,
+    /// Samples requested from the rate limiter.
+    take: u32,
+    sent: Instant,
 }
 
 impl Lane {
     /// A lane that connects at its first request.
     pub fn new(dialer: Arc<Dialer>) -> Self {
-        Lane { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None }
+        Lane { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None, stale: false }
     }
 
     /// Closes the connection. Returns the requests in flight, whose answers are lost.
@@ -74,10 +65,15 @@ impl Lane {
         self.answers
     }
 
+    /// Samples requested from the rate limiter that are in flight.
+    pub fn taking(&self) -> f64 {
+        self.link.requests().map(|part| f64::from(part.take)).sum()
+    }
+
     /// Samples that the rate limiter will still admit after the requests in flight.
     pub fn allowance(&self) -> f64 {
-        let in_flight: f64 = self.link.requests().map(|part| f64::from(part.limiter_samples())).sum();
-        self.seen.map_or(0.0, |seen| seen.state.allowance) - in_flight
+        let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
+        (allowed - self.taking()).max(0.0)
     }
 
     /// Writes queued requests, as far as the socket accepts them.
@@ -87,7 +83,7 @@ impl Lane {
         }
     }
 
-    /// Requests a part of a batch, which the server may delay until `due`. Connects if necessary, and then returns the round trip.
+    /// Requests a part of a batch. Connects if necessary, and then returns the round trip.
     ///
     /// # Errors
     /// Errors of connecting, [`Error::Disconnected`].
@@ -96,7 +92,6 @@ impl Lane {
         table: &str,
         batch: u64,
         request: SampleRequest,
-        due: Instant,
         wait: &Wait<'_>,
     ) -> Result<Option<Duration>> {
         let connects = self.link.connection().is_err();
@@ -105,27 +100,23 @@ impl Lane {
             self.round_trip = connection.round_trip()?;
             self.link.send_all_over(connection);
         }
-        let part = Part { batch, request, due };
-        self.link.send_now(part, 0, Some(due), table, RequestBody::Sample(request))?;
+        let take = request.part.map_or(0, |part| part.take);
+        let part = Part { batch, count: request.count, take, sent: host::now() };
+        self.link.send_now(part, 0, None, table, RequestBody::Sample(request))?;
         Ok(connects.then_some(self.round_trip))
     }
 
-    /// Waits for the next reply. Returns its request, and the server's answer or error.
+    /// Waits for the next reply, which a server sends at once. Returns its request, and the server's answer or error.
     ///
     /// # Errors
-    /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
-    /// a server that does not answer in time.
+    /// [`Error::Deadline`] at the caller's deadline, but not before the grace of a request has ended; [`Error::Interrupted`];
+    /// [`Error::Disconnected`] for a connection that broke, or a server that does not answer in time.
     pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(Part, Result<Sampled>)> {
         let (name, grace) = (self.link.dialer.address.to_string(), self.link.dialer.options.grace);
-        let now = host::now();
-        let due = self.link.requests().map(|part| part.due).min().unwrap_or(now);
-        // The grace covers the network after the request's deadline. It begins now at the earliest, because a caller that paused has not
-        // read meanwhile. A caller whose own deadline is before that of a prefetched request does not wait for the answer.
-        let silent = due.max(now) + grace;
-        let until = match wait.deadline {
-            Some(deadline) if deadline.max(now) < due => deadline,
-            _ => silent,
-        };
+        let sent = self.link.requests().next().map_or_else(host::now, |part| part.sent);
+        // Begins now, because a caller that paused has not read meanwhile.
+        let silent = host::now() + grace;
+        let until = wait.deadline.map_or(silent, |deadline| deadline.max(sent + grace).min(silent));
         let late = || Error::deadline(format!("{name} did not answer"));
         let reply = self.link.connection()?.reply(wait, Some(until), late);
         if matches!(reply, Err(Error::Deadline { .. })) && host::now() >= silent {
@@ -145,16 +136,18 @@ impl Lane {
             Err(error) => return Ok((part, Err(error))),
         };
         let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
-        if sampled.items.len() > part.count() as usize {
-            return Err(Error::protocol(format!(
-                "{name} answered a request for {} items with {}",
-                part.count(),
-                sampled.items.len()
-            )));
-        }
-        let Some(state) = sampled.shard else {
+        let Some(state) = sampled.state else {
             return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
         };
+        if sampled.items.len() > part.count as usize || state.taken > part.take {
+            return Err(Error::protocol(format!(
+                "{name} answered a request for {} items and {} samples of its rate limiter with {} and {}",
+                part.count,
+                part.take,
+                sampled.items.len(),
+                state.taken
+            )));
+        }
         self.seen = Some(Seen { state, with_priority: sampled.live_items, min_probability: sampled.min_probability });
         Ok((part, Ok(sampled)))
     }

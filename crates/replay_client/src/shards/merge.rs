@@ -27,18 +27,17 @@ pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
         slack: part.slack * servers as f64,
         capacity: part.capacity * servers,
         capacity_bytes: part.capacity_bytes.saturating_mul(servers),
-        min_size: min_size(part, servers),
+        min_size: min_size([part.min_size].repeat(servers as usize)),
         ..part.clone()
     }
 }
 
-/// Items that all servers together need before the first sample.
-pub fn min_size(part: &TableConfig, servers: u64) -> u64 {
-    match part.min_size {
-        // The table waits only for its first item.
-        1 => 1,
-        items => items.saturating_mul(servers),
-    }
+/// Items that all servers together need before the first sample, from the `min_size` of each.
+pub fn min_size(parts: impl IntoIterator<Item = u64>) -> u64 {
+    let (sum, most) =
+        parts.into_iter().fold((0_u64, 0), |(sum, most), part| (sum.saturating_add(part), part.max(most)));
+    // The table waits only for its first item.
+    if most == 1 { 1 } else { sum }
 }
 
 /// Tables of all servers, and the newest versions of parameters.

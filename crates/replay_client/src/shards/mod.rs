@@ -4,28 +4,27 @@
 //! | --- | --- |
 //! | `connect` | parses addresses; checks that the servers form one memory |
 //! | `group` | which servers answer; return of absent servers |
-//! | `samples` | batches from all servers, and their start (`samples/admission`) |
+//! | `samples` | batches from all servers, and what may be asked for now (`samples/admission`) |
 //! | `lane` | requests to one server, and its last answer |
-//! | `partial` | one batch in progress |
+//! | `partial` | one batch in progress, and its division |
 //! | `updates` | updates of priorities, routed by id |
-//! | `shares` | division of items and of rate limiter samples |
 //! | `writers` | the server of each open writer |
 //! | `merge` | merged definitions and statistics |
 //!
 //! - **Sampling.** Each server contributes items in proportion to its sum of priorities, as of its last answer. An item's probability is
 //!   its server's expected share of the batch times the probability at the server.
-//! - **Replay ratio.** Each rate limiter compares its server's inserts with the samples charged to it. A batch's samples are divided by
-//!   what the limiters admit, not by the batch's items. So no limiter blocks a batch or a writer while another could continue, and the
-//!   servers together keep to `samples_per_insert` within the sum of the slacks. A batch begins only when the limiters admit all of it, so
-//!   an abandoned batch has charged nothing. The exception is a limiter that blocks writers: the limiters then charge what they admit, and
-//!   the rest later. With few writers, they might never admit a whole batch.
+//! - **Replay ratio.** Each rate limiter compares its server's inserts with the samples taken from it. A batch's samples are taken in
+//!   proportion to what the limiters admit, wherever its items come from. So no limiter blocks a batch or a writer while another could
+//!   continue, and the servers together keep to `samples_per_insert` within the sum of the slacks. A batch begins only when the limiters
+//!   admit all of it, so an abandoned call has taken nothing. While writers wait, which might never let that much accumulate, a reader
+//!   takes what there is and keeps it for its next batch.
 //! - **Writers** stay on one server.
 //! - **An absent server** is left out by each client that notices, and used again when it answers.
 //!
 //! # Invariant
 //!
 //! A batch has items of each server in proportion to its sum of priorities, with the probabilities by which they
-//! were sampled. It begins once the rate limiters together admit it, or one blocks writers.
+//! were sampled. It is delivered once as many samples were taken from the rate limiters.
 
 mod connect;
 mod group;
@@ -33,7 +32,6 @@ mod lane;
 mod merge;
 mod partial;
 mod samples;
-mod shares;
 mod updates;
 mod writers;
 
@@ -59,7 +57,7 @@ use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, RequestBody};
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
-use writers::ShardedPushes;
+use writers::RegisteredWriter;
 
 /// Limit of idle channels of each kind.
 const MAX_IDLE: usize = 4;
@@ -98,13 +96,13 @@ impl ShardedClient {
         }
     }
 
-    /// A channel for a single batch: the one with an unfinished batch of this request, or one without any.
+    /// A channel for a single batch: one whose samples or unfinished batch suit the request, or one without any.
     fn idle_samples(&self, table: &str, request: &SampleRequest) -> ShardedSamples {
         let mut idle = lock(&self.idle);
-        let begun = idle.iter().position(|channel| channel.has_begun(table, request));
-        let found = begun.or_else(|| idle.iter().position(|channel| !channel.is_unfinished()));
+        let suits = idle.iter().position(|channel| channel.suits(table, request));
+        let found = suits.or_else(|| idle.iter().position(|channel| !channel.is_unfinished()));
         let channel = found.map(|index| idle.remove(index));
-        channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), table, *request, 1))
+        channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), table, *request, 0))
     }
 
     /// Server of a writer that names one: if it is absent, its successor.
@@ -223,7 +221,7 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
-        let (shard, pushes) = match open.server {
+        let (shard, mut pushes) = match open.server {
             None => self.open_where_fewest(table, &open, wait)?,
             Some(number) => loop {
                 let shard = self.wanted_shard(number)?;
@@ -233,7 +231,8 @@ impl Replay<Error> for ShardedClient {
                 }
             },
         };
-        Ok(Box::new(ShardedPushes::new(self.group.clone(), shard, open.writer, Box::new(pushes))))
+        pushes.registered = Some(Box::new(RegisteredWriter::new(self.group.clone(), shard, open.writer)));
+        Ok(Box::new(pushes))
     }
 
     fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {

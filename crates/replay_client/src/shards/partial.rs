@@ -1,19 +1,18 @@
-//! A batch in progress: the received parts, and the parts still to be requested.
+//! A batch in progress: its division over the servers, the received parts, and the parts still to be requested.
 
 use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::shares::divide;
 use base::allocation::{self, OutOfMemory};
 use base::host;
-use replay_core::replay::{Sampled, ShardState};
+use replay_core::replay::{PartState, Sampled};
 
 /// A server's answer about its table.
 #[derive(Clone, Copy)]
 pub struct Seen {
     /// The state.
-    pub state: ShardState,
+    pub state: PartState,
     /// Live items with a priority above zero.
     pub with_priority: u64,
     /// Smallest probability of an item there.
@@ -26,8 +25,6 @@ pub struct PartialBatch {
     pub number: u64,
     /// Time of the first requests, and the number of batches received before.
     pub asked: (Instant, u64),
-    /// The first requests were sent.
-    pub begun: bool,
     /// Expected share of each server, as a fraction of the batch. It multiplies the items' probabilities at the server, so the weights
     /// match how the batch was sampled, even if the servers have changed since their last answers.
     shares: Vec<f64>,
@@ -38,9 +35,32 @@ pub struct PartialBatch {
     owed: Vec<u32>,
     /// Items requested from each server: received, or in flight.
     requested: Vec<u32>,
-    /// Rate limiter samples still to be charged.
-    owed_samples: u32,
+    /// The last requests have brought nothing.
+    stalled: bool,
     arrived: Vec<(usize, Sampled)>,
+}
+
+/// Divides `count` in proportion to `weights`; each part is rounded up or down. With a new random `at` from 0 to 1 for each batch, the
+/// expected parts are exact (systematic sampling). All parts are 0 if no weight is above 0.
+pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
+    let total: f64 = weights.iter().sum();
+    if total <= 0.0 {
+        return vec![0; weights.len()];
+    }
+    let last = weights.iter().rposition(|&weight| weight > 0.0);
+    let (mut sum, mut given) = (0.0, 0);
+    let part = |(index, &weight): (usize, &f64)| {
+        sum += weight;
+        // The last part takes the rest, despite rounding errors of the sums.
+        let up_to = match last == Some(index) {
+            true => count,
+            false => ((f64::from(count) * (sum / total) + at).floor() as u32).clamp(given, count),
+        };
+        let part = if weight > 0.0 { up_to - given } else { 0 };
+        given += part;
+        part
+    };
+    weights.iter().enumerate().map(part).collect()
 }
 
 fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
@@ -57,36 +77,30 @@ impl PartialBatch {
         PartialBatch {
             number,
             asked: (host::now(), received),
-            begun: false,
             shares: totals.iter().map(|total| total / sum).collect(),
             least: seen.iter().map(|seen| seen.and_then(|seen| seen.min_probability)).collect(),
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
             owed: divide(count, &totals, at),
             requested: vec![0; seen.len()],
-            owed_samples: count,
+            stalled: false,
             arrived: Vec::new(),
         }
     }
 
-    /// Returns `count` requested items and `samples` of the rate limiter that a server did not deliver.
-    pub fn owe(&mut self, shard: usize, count: u32, samples: u32) {
+    /// Returns `count` requested items that a server did not deliver.
+    pub fn owe(&mut self, shard: usize, count: u32) {
         self.owed[shard] += count;
         self.requested[shard] -= count;
-        self.owed_samples += samples;
     }
 
-    /// Rate limiter samples still to be charged.
-    pub fn owed_samples(&self) -> u32 {
-        self.owed_samples
-    }
-
-    /// Takes the outstanding items of each server, and the outstanding rate limiter samples, to be requested. Items of servers that are absent
-    /// or empty are divided among the others, and the servers' shares with them.
-    pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> (Vec<u32>, u32) {
+    /// Takes the outstanding items of each server, to be requested. Items of servers that are absent or empty are divided among the
+    /// others, and the servers' shares with them.
+    pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> Vec<u32> {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
+        self.stalled = true;
         if sum <= 0.0 {
-            return (vec![0; self.owed.len()], 0);
+            return vec![0; self.owed.len()];
         }
         for shard in 0..self.owed.len() {
             let lost = self.owed[shard];
@@ -108,12 +122,13 @@ impl PartialBatch {
             *requested += owed;
         }
         let none = vec![0; self.owed.len()];
-        (std::mem::replace(&mut self.owed, none), std::mem::take(&mut self.owed_samples))
+        std::mem::replace(&mut self.owed, none)
     }
 
     /// Adds a received part.
     pub fn add(&mut self, shard: usize, sampled: Sampled) {
         if !sampled.items.is_empty() {
+            self.stalled = false;
             self.arrived.push((shard, sampled));
         }
     }
@@ -131,7 +146,17 @@ impl PartialBatch {
 
     /// Whether everything was requested; requests may still be in flight.
     pub fn is_complete(&self) -> bool {
-        self.begun && self.owed_samples == 0 && self.owed.iter().all(|&owed| owed == 0)
+        self.owed.iter().all(|&owed| owed == 0)
+    }
+
+    /// Whether nothing was requested yet.
+    pub fn begins(&self) -> bool {
+        self.requested.iter().all(|&requested| requested == 0)
+    }
+
+    /// Whether the last requests have brought nothing.
+    pub fn has_stalled(&self) -> bool {
+        self.stalled
     }
 
     /// The complete batch, ordered by server. Copies rows, but not blobs.
@@ -166,7 +191,7 @@ impl PartialBatch {
             items,
             live_items: self.with_priority,
             min_probability,
-            shard: None,
+            state: None,
             rows: Bytes::from(rows),
             blobs,
             parts,
@@ -185,7 +210,17 @@ mod tests {
     fn answers<const N: usize>(totals: [f64; N]) -> [Option<Seen>; N] {
         totals.map(|total_priority| {
             Some(Seen {
-                state: ShardState { number: 0, total_priority, items: 4, inserted: 4, allowance: f64::INFINITY },
+                state: PartState {
+                    number: 0,
+                    total_priority,
+                    items: 4,
+                    taken: 0,
+                    allowance: f64::INFINITY,
+                    holds_pushes: false,
+                    min_size: 1,
+                    samples_per_insert: 0.0,
+                    max_times_sampled: 0,
+                },
                 with_priority: 4,
                 min_probability: None,
             })
@@ -199,7 +234,7 @@ mod tests {
             items: vec![item; 4],
             live_items: 4,
             min_probability: None,
-            shard: None,
+            state: None,
             rows: Bytes::new(),
             blobs: Vec::new(),
             parts: Vec::new(),
@@ -211,13 +246,13 @@ mod tests {
     fn items_in_flight_keep_their_part_of_the_share() {
         let both = answers([1.0, 1.0]);
         let mut batch = PartialBatch::new(1, 8, &both, 0.5, 0);
-        assert_eq!(batch.take_owed(&both, 0.5), (vec![4, 4], 8));
+        assert_eq!(batch.take_owed(&both, 0.5), [4, 4]);
         // The second server is away: the first one is asked for its part, too.
-        batch.owe(1, 4, 0);
-        assert_eq!(batch.take_owed(&[both[0], None], 0.5), (vec![4, 0], 0));
+        batch.owe(1, 4);
+        assert_eq!(batch.take_owed(&[both[0], None], 0.5), [4, 0]);
         // The first server had nothing for the first request, and the second one is back.
-        batch.owe(0, 4, 0);
-        assert_eq!(batch.take_owed(&answers([0.0, 1.0]), 0.5).0, [0, 4]);
+        batch.owe(0, 4);
+        assert_eq!(batch.take_owed(&answers([0.0, 1.0]), 0.5), [0, 4]);
         batch.add(0, part());
         batch.add(1, part());
         for item in batch.into_sampled().unwrap().items {
@@ -229,16 +264,56 @@ mod tests {
     fn no_probability_is_above_one() {
         let all = answers([6.0, 3.0, 4.0]);
         let mut batch = PartialBatch::new(1, 13, &all, 0.5, 0);
-        assert_eq!(batch.take_owed(&all, 0.5).0, [6, 3, 4]);
+        assert_eq!(batch.take_owed(&all, 0.5), [6, 3, 4]);
         // The first server takes the shares of the others, one after the other, and their sum is rounded up.
-        batch.owe(1, 3, 0);
-        let (more, _) = batch.take_owed(&[all[0], None, all[2]], 0.5);
-        batch.owe(2, 4 + more[2], 0);
+        batch.owe(1, 3);
+        let more = batch.take_owed(&[all[0], None, all[2]], 0.5);
+        batch.owe(2, 4 + more[2]);
         batch.take_owed(&[all[0], None, None], 0.5);
         assert!(batch.shares[0] > 1.0);
         let mut certain = part();
         certain.items[0].probability = 1.0;
         batch.add(0, certain);
         assert_eq!(batch.into_sampled().unwrap().items[0].probability, 1.0);
+    }
+
+    #[test]
+    fn parts_add_up_and_their_mean_is_the_share() {
+        let weights = [3.0, 0.0, 1.0, 2.5];
+        let mut sums = [0_u64; 4];
+        let draws = 10_000;
+        for draw in 0..draws {
+            let parts = divide(7, &weights, f64::from(draw) / f64::from(draws));
+            assert_eq!(parts.iter().sum::<u32>(), 7);
+            for (sum, part) in sums.iter_mut().zip(parts) {
+                *sum += u64::from(part);
+            }
+        }
+        for (sum, weight) in sums.into_iter().zip(weights) {
+            let mean = sum as f64 / f64::from(draws);
+            assert!((mean - 7.0 * weight / 6.5).abs() < 1e-3, "{mean} {weight}");
+        }
+        assert_eq!(divide(5, &[0.0, 0.0], 0.3), [0, 0]);
+        assert_eq!(divide(5, &[0.0, 1e-300, 0.0], 0.99), [0, 5, 0]);
+    }
+
+    #[test]
+    fn no_limiter_is_asked_for_more_than_it_admits_while_all_admit_enough() {
+        let divided = |count: u32, allowances: &[f64]| divide(count, allowances, 0.5);
+        assert_eq!(divided(8, &[4.0, 12.0]), [2, 6]);
+        assert_eq!(divided(8, &[8.0, 0.0]), [8, 0]);
+        assert_eq!(divided(3, &[1.0, 1.0, 1.0]), [1, 1, 1]);
+        assert_eq!(divided(4, &[0.0, 0.0]), [0, 0]);
+        for admitted in 0..50_u32.pow(3) {
+            let allowances = [admitted % 50, admitted / 50 % 50, admitted / 2500];
+            let all: u32 = allowances.iter().sum();
+            for count in [all, all / 2 + 1, all / 3] {
+                let parts = divided(count.min(all), &allowances.map(f64::from));
+                assert!(
+                    parts.iter().zip(allowances).all(|(&part, allowed)| part <= allowed),
+                    "{allowances:?}: {parts:?}"
+                );
+            }
+        }
     }
 }

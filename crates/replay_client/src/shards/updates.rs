@@ -3,56 +3,28 @@
 use std::sync::Arc;
 
 use super::super::updates::{Updates, check};
-use super::group::{Group, Shard, ask_promptly, is_lost, silent, within_grace};
-use base::wait::Wait;
-use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt};
-use replay_core::table::ids::IdSpace;
+use super::group::{Group, Shard, is_lost, silent, within_grace};
 use replay_link::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::replay::{UpdateChannel, UpdateReceipt};
+use replay_core::table::ids::IdSpace;
 
 impl Group {
-    /// Asks all servers for their table's number, which their ids contain.
-    fn ask_numbers(self: &Arc<Self>, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let part = Some(BatchPart { limiter_samples: 0 });
-        let request = SampleRequest { part, ..SampleRequest::default() };
-        for (shard, sampled) in
-            self.each(|client| ask_promptly(client, wait, |wait| client.sample(table, &request, wait)))?
-        {
-            if let Some(state) = sampled.shard {
-                self.note_numbers(shard, state, &[]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Positions of the ids that each server may hold.
-    fn route(self: &Arc<Self>, table: &str, ids: &[u64], wait: &Wait<'_>) -> Result<Vec<Vec<usize>>> {
-        let mut asked = false;
-        let mut routes: Vec<(u16, Vec<usize>)> = Vec::new();
+    /// Positions of the ids that each server may hold. Ids of a table that this client has not sampled go to all servers.
+    fn route(&self, ids: &[u64]) -> Vec<Vec<usize>> {
+        let present: Vec<usize> = self.present().collect();
         let mut by_shard = vec![Vec::new(); self.shards.len()];
+        let mut last = None;
+        let mut shards = Vec::new();
         for (index, &id) in ids.iter().enumerate() {
             let number = IdSpace::number_of(id);
-            let known = routes.iter().position(|(of, _)| *of == number);
-            let known = match known {
-                Some(known) => known,
-                None => {
-                    let mut shards = self.of_number(number);
-                    if shards.is_empty() && !std::mem::replace(&mut asked, true) {
-                        self.ask_numbers(table, wait)?;
-                        shards = self.of_number(number);
-                    }
-                    if shards.is_empty() {
-                        // Perhaps a restored item that this client has not sampled yet: goes to all servers.
-                        shards = self.present().collect();
-                    }
-                    routes.push((number, shards));
-                    routes.len() - 1
-                }
-            };
-            for &shard in &routes[known].1 {
-                by_shard[shard].push(index);
+            if last.replace(number) != Some(number) {
+                shards = self.of_number(number);
             }
+            let of: &[usize] = if shards.is_empty() { &present } else { &shards };
+            of.iter().for_each(|&shard| by_shard[shard].push(index));
         }
-        Ok(by_shard)
+        by_shard
     }
 }
 
@@ -97,7 +69,7 @@ impl ShardedUpdates {
     /// Updates priorities and waits for the answers. Ids of absent servers count as stale.
     ///
     /// # Errors
-    /// Errors of [`Replay::update_priorities`].
+    /// Errors of [`replay_core::replay::Replay::update_priorities`].
     pub fn once(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         let updated = self.send(table, ids, priorities, wait).and_then(|sent| {
             // The grace covers the network, as in other calls.
@@ -156,7 +128,7 @@ impl UpdateChannel<Error> for ShardedUpdates {
         self.group.check_process()?;
         // Checked before any server gets a part: an update applies as a whole or not at all.
         check(table, ids, priorities)?;
-        let routes = self.group.route(table, ids, wait)?;
+        let routes = self.group.route(ids);
         let copies: usize = routes.iter().map(Vec::len).sum();
         match copies.checked_sub(ids.len()) {
             Some(surplus) => self.surplus += surplus as u32,

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use super::group::Group;
 use base::sync::lock;
-use base::wait::Wait;
-use replay_core::replay::{PushBody, PushChannel, WriterId};
-use replay_link::error::{Error, Result};
+use replay_core::replay::WriterId;
 
 impl Group {
     /// Server of an open writer of this client.
@@ -15,42 +13,23 @@ impl Group {
     }
 }
 
-/// Pushes of one writer. The group knows the writer's server until this is dropped.
-pub struct ShardedPushes {
+/// An open writer. The group knows its server until this is dropped.
+pub struct RegisteredWriter {
     group: Arc<Group>,
     writer: u64,
-    channel: Box<dyn PushChannel<Error>>,
 }
 
-impl ShardedPushes {
+impl RegisteredWriter {
     /// Registers a writer that was opened at a server.
-    pub fn new(group: Arc<Group>, shard: usize, writer: u64, channel: Box<dyn PushChannel<Error>>) -> Self {
+    pub fn new(group: Arc<Group>, shard: usize, writer: u64) -> Self {
         lock(&group.writers).insert(writer, shard);
-        ShardedPushes { group, writer, channel }
+        RegisteredWriter { group, writer }
     }
 }
 
-impl Drop for ShardedPushes {
+impl Drop for RegisteredWriter {
     fn drop(&mut self) {
         lock(&self.group.writers).remove(&self.writer);
-    }
-}
-
-impl PushChannel<Error> for ShardedPushes {
-    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
-        self.channel.push(body, wait)
-    }
-
-    fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.channel.flush(wait)
-    }
-
-    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.channel.end_steps(wait)
-    }
-
-    fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.channel.close(wait)
     }
 }
 
@@ -61,24 +40,6 @@ mod tests {
     use super::super::super::{Client, ConnectOptions};
     use super::*;
     use crate::dialer::Dialer;
-    use replay_link::error::Error;
-
-    struct Pushes;
-
-    impl PushChannel<Error> for Pushes {
-        fn push(&mut self, _: PushBody, _: &Wait<'_>) -> Result<()> {
-            Err(Error::Interrupted)
-        }
-        fn flush(&mut self, _: &Wait<'_>) -> Result<()> {
-            Err(Error::Interrupted)
-        }
-        fn end_steps(&mut self, _: &Wait<'_>) -> Result<()> {
-            Err(Error::Interrupted)
-        }
-        fn close(&mut self, _: &Wait<'_>) -> Result<()> {
-            Err(Error::Interrupted)
-        }
-    }
 
     #[test]
     fn a_writer_is_known_while_it_is_open() {
@@ -89,7 +50,7 @@ mod tests {
         let clients = vec![client("a"), client("b")];
         let group = Arc::new(Group::new(clients, 0, Duration::ZERO));
         let id = |writer| WriterId { table: "t".into(), writer };
-        let open = |shard, writer| ShardedPushes::new(group.clone(), shard, writer, Box::new(Pushes));
+        let open = |shard, writer| RegisteredWriter::new(group.clone(), shard, writer);
         let (first, second) = (open(0, 7), open(1, 8));
         assert_eq!(group.server_of(&id(7)), Some(0));
         assert_eq!(group.server_of(&id(8)), Some(1));

@@ -15,7 +15,7 @@ use crate::cause::{Cause, TableWait, WaitReason};
 use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
-use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardState};
+use crate::replay::{BatchPart, PartState, SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
@@ -67,8 +67,6 @@ struct Sampling<'a> {
     table: &'a Arc<Table>,
     request: &'a SampleRequest,
     admitted: Admitted,
-    /// Items to sample: those admitted, except for a part of a batch.
-    wanted: u32,
     /// Samples set aside that no claim has used.
     reserved: u32,
     claims: Vec<Claim>,
@@ -77,6 +75,15 @@ struct Sampling<'a> {
     /// Steps the table had taken when the sample began.
     now: u64,
     finished: bool,
+}
+
+/// What a random sample found in its table.
+struct Drawn {
+    /// Items with mass.
+    live_items: u64,
+    /// The smallest probability of an item, if it is asked for and there is one.
+    min_probability: Option<f64>,
+    total: Total,
 }
 
 /// Steps without an item from which on a waiting sample reports that its writers may drop their windows.
@@ -99,8 +106,7 @@ impl Table {
     /// whole. The other samplers take the first item of their order with probability 1, as often as `max_times_sampled` allows, then
     /// the next one.
     ///
-    /// A part of a batch ([`SampleRequest::part`]) without items and without samples for the rate limiter only reads the table's
-    /// state, and never waits.
+    /// A part of a batch ([`SampleRequest::part`]) never waits.
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
@@ -116,8 +122,8 @@ impl Table {
     ) -> Result<Attempt<Sampled>> {
         self.check_open()?;
         self.check_request(request)?;
-        if let (0, Some(0)) = (request.count, request.part.map(|part| part.limiter_samples)) {
-            return Ok(Attempt::Ready(self.empty_part(request)?));
+        if let Some(part) = request.part {
+            return Ok(Attempt::Ready(self.sample_part(request, part)?));
         }
         let short = request.allow_short && last_try;
         let waited = turn.waits();
@@ -135,29 +141,19 @@ impl Table {
                 difference: "it was made again with other columns or another view".to_owned(),
             });
         }
-        let limiter_samples = match request.part {
-            None => {
-                sum_tree::check_samples(request.count)?;
-                request.count
+        if let Some(part) = request.part {
+            if self.sampler.order().is_some() {
+                return Err(Error::Config(format!(
+                    "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
+                     sampler \"prioritized\" or \"uniform\", or connect to one server",
+                    self.config.name
+                )));
             }
-            Some(part) => {
-                if self.sampler.order().is_some() {
-                    return Err(Error::Config(format!(
-                        "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
-                         sampler \"prioritized\" or \"uniform\", or connect to one server",
-                        self.config.name
-                    )));
-                }
-                sum_tree::check_samples(request.count.max(part.limiter_samples).max(1))?;
-                part.limiter_samples
-            }
-        };
+            return Ok(sum_tree::check_samples(request.count.max(part.take).max(1))?);
+        }
+        sum_tree::check_samples(request.count)?;
         if request.allow_short {
             return Ok(());
-        }
-        if request.part.is_some() {
-            // It takes what is left, and its client asks others for the rest.
-            return self.limiter.check_sample(limiter_samples);
         }
         let most = self.most_samples();
         if most > 0 && u64::from(request.count) > most {
@@ -167,7 +163,7 @@ impl Table {
                 self.config.name, request.count, self.config.capacity, self.config.max_times_sampled
             )));
         }
-        self.limiter.check_sample(limiter_samples)
+        self.limiter.check_sample(request.count)
     }
 
     /// With a limit: samples that a full table of new items has left.
@@ -180,6 +176,13 @@ impl Table {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         if self.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
             self.held.wake();
+        }
+    }
+
+    /// A sample found what it wanted.
+    fn want_no_samples(&self) {
+        if self.samples_wanted.load(Ordering::Relaxed) > 0 {
+            self.samples_wanted.store(0, Ordering::Relaxed);
         }
     }
 
@@ -197,27 +200,21 @@ impl Table {
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
-        let admitted = match request.part {
-            None => self.limiter.admit_sample(live, request.count, short),
-            Some(part) => self.limiter.admit_part(part.limiter_samples, short),
-        };
-        let admitted = match admitted {
+        let admitted = match self.limiter.admit_sample(live, request.count, short) {
             Ok(admitted) => admitted,
             Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
         };
         let mut batch = Sampling::new(self, request, admitted);
-        // A part takes what is left: its client asks another server for the rest.
-        let few = short || request.part.is_some();
-        match self.items.reserve_samples(batch.wanted, few) {
+        let wanted = admitted.items;
+        match self.items.reserve_samples(wanted, short) {
             Ok(samples) => {
                 batch.reserved = samples;
             }
             Err(left) => {
                 if !short {
                     // A sample that may be short may ask for more than that.
-                    self.want_samples(u64::from(batch.wanted).min(self.most_samples()));
+                    self.want_samples(u64::from(wanted).min(self.most_samples()));
                 }
-                let wanted = batch.wanted;
                 return Ok(self.blocked(Cause::SamplesLeft {
                     left,
                     wanted,
@@ -225,80 +222,59 @@ impl Table {
                 }));
             }
         }
-        let (live_items, min_probability, total) = match self.sampler.order() {
+        let Drawn { live_items, min_probability, .. } = match self.sampler.order() {
             Some(order) => {
                 batch.take_in_order(order)?;
-                (live, request.min_probability.then_some(1.0), Total::default())
+                let min_probability = request.min_probability.then_some(1.0);
+                Drawn { live_items: live, min_probability, total: Total::default() }
             }
-            None => {
-                let live_items = self.items.tree.live_with_mass();
-                // Before any item is sampled for the last time, which may change the probabilities of the others.
-                let fewest = self.fewest_units(request);
-                let total = match batch.wanted {
-                    0 => self.sampler.total(&self.items),
-                    _ => batch.take_at_random()?,
-                };
-                let least = min_probability(request, fewest, total.units).map(|least| {
-                    let sampled = batch.items.iter().map(|item| item.probability);
-                    // An item may have been updated since it was sampled.
-                    sampled.fold(least, f64::min)
-                });
-                (live_items, least, total)
-            }
+            None => batch.draw()?,
         };
-        if batch.reserved > 0 && (batch.items.is_empty() || !few) {
+        if batch.reserved > 0 && (batch.items.is_empty() || !short) {
             if batch.items.is_empty() && self.is_massless()? {
                 return Err(Error::NoMass { table: self.config.name.clone(), items: self.items.live() });
             }
             let found = batch.items.len() as u64;
             if self.items.limits_samples() && self.items.without_mass(1) {
                 // Samples are left, of items without mass, which no batch gets: as many more are wanted as were not found.
-                let left = self.items.samples_left().max(0) as u64 + u64::from(batch.wanted);
-                self.want_samples(left + u64::from(batch.wanted).saturating_sub(found));
+                let left = self.items.samples_left().max(0) as u64 + u64::from(wanted);
+                self.want_samples(left + u64::from(wanted).saturating_sub(found));
             }
             return Ok(self.blocked(Cause::Items { found, wanted: request.count }));
         }
-        if self.samples_wanted.load(Ordering::Relaxed) > 0 {
-            self.samples_wanted.store(0, Ordering::Relaxed);
+        self.want_no_samples();
+        Ok(Attempt::Ready(batch.finish(live_items, min_probability)?))
+    }
+
+    /// Samples a part of a batch: what there is now. Its reader asks other memories for the rest.
+    fn sample_part(self: &Arc<Self>, request: &SampleRequest, part: BatchPart) -> Result<Sampled> {
+        // Whole samples that wait here come first.
+        let is_free = !self.held.samples.is_waited();
+        let admitted = self.limiter.admit_up_to(if is_free { part.take } else { 0 });
+        let taken = admitted.items;
+        let mut batch = Sampling::new(self, request, admitted);
+        batch.reserved = self.items.reserve_samples(request.count, true).unwrap_or(0);
+        let Drawn { live_items, min_probability, total } = batch.draw()?;
+        if !batch.items.is_empty() {
+            self.want_no_samples();
+        } else if self.items.limits_samples() && (request.count > 0 || self.items.without_mass(1)) {
+            self.want_samples(self.items.samples_left().max(0) as u64 + u64::from(request.count.max(1)));
         }
         let mut sampled = batch.finish(live_items, min_probability)?;
-        sampled.shard = request.part.map(|_| self.shard_state(total)).transpose()?;
-        Ok(Attempt::Ready(sampled))
-    }
-
-    /// The fewest units of an item, if the smallest probability is asked for.
-    fn fewest_units(&self, request: &SampleRequest) -> Option<u64> {
-        let asked = request.min_probability;
-        asked.then(|| self.sampler.fewest_units(&self.items))?
-    }
-
-    /// The state for a part of a batch that found the mass `total`: an order of items has no parts.
-    fn shard_state(&self, total: Total) -> Result<ShardState> {
-        let (inserted, allowance) = self.limiter.state();
         // Items that are pushed at this moment have no mass yet, which is not the same as priorities of 0.
         let counts = total.units > 0 || self.is_massless()?;
-        Ok(ShardState {
+        sampled.state = Some(PartState {
             number: self.number(),
             total_priority: total.priority,
             items: if counts { self.items.live() } else { 0 },
-            inserted,
-            allowance,
-        })
-    }
-
-    /// The reply to a part of a batch without items.
-    fn empty_part(&self, request: &SampleRequest) -> Result<Sampled> {
-        let total = self.sampler.total(&self.items);
-        Ok(Sampled {
-            items: Vec::new(),
-            live_items: self.items.tree.live_with_mass(),
-            min_probability: min_probability(request, self.fewest_units(request), total.units),
-            shard: Some(self.shard_state(total)?),
-            rows: Bytes::new(),
-            blobs: Vec::new(),
-            parts: Vec::new(),
-            credit: None,
-        })
+            taken,
+            allowance: if is_free { self.limiter.allowed() } else { 0.0 },
+            holds_pushes: self.limiter.holds_inserts(self.items.live()) || self.held.pushes.is_waited(),
+            min_size: self.config.min_size,
+            samples_per_insert: self.config.samples_per_insert,
+            max_times_sampled: self.config.max_times_sampled,
+        });
+        Ok(sampled)
     }
 
     /// Whether there are items and none has mass, for a sample that found nothing. Takes the insert lock, the only one of a prioritized
@@ -310,25 +286,14 @@ impl Table {
     }
 }
 
-/// The smallest probability of an item, if it is asked for and there is one.
-fn min_probability(request: &SampleRequest, fewest: Option<u64>, total: u64) -> Option<f64> {
-    let asked = request.min_probability && total > 0;
-    asked.then(|| fewest.unwrap_or(total) as f64 / total as f64)
-}
-
 impl<'a> Sampling<'a> {
     fn new(table: &'a Arc<Table>, request: &'a SampleRequest, admitted: Admitted) -> Self {
-        let wanted = match request.part {
-            None => admitted.items,
-            Some(_) => request.count,
-        };
-        let count = wanted as usize;
+        let count = request.count as usize;
         table.items.begin_batch();
         Sampling {
             table,
             request,
             admitted,
-            wanted,
             reserved: 0,
             claims: Vec::with_capacity(count),
             items: Vec::with_capacity(count),
@@ -336,6 +301,23 @@ impl<'a> Sampling<'a> {
             now: table.counters.inserted_steps.load(Ordering::Relaxed),
             finished: false,
         }
+    }
+
+    /// Samples its reserved samples at random.
+    fn draw(&mut self) -> Result<Drawn> {
+        let (table, request) = (self.table, self.request);
+        let live_items = table.items.tree.live_with_mass();
+        // Before any item is sampled for the last time, which may change the probabilities of the others.
+        let fewest = if request.min_probability { table.sampler.fewest_units(&table.items) } else { None };
+        let total = match self.reserved {
+            0 => table.sampler.total(&table.items),
+            _ => self.take_at_random()?,
+        };
+        let asked = request.min_probability && total.units > 0;
+        let least = asked.then(|| fewest.unwrap_or(total.units) as f64 / total.units as f64);
+        // An item may have been updated since it was sampled.
+        let sampled = |least| self.items.iter().map(|item| item.probability).fold(least, f64::min);
+        Ok(Drawn { live_items, min_probability: least.map(sampled), total })
     }
 
     /// Samples at random until the batch is full, and returns the total of the sampler at the first sample. The batch
@@ -586,7 +568,7 @@ impl<'a> Sampling<'a> {
             items: std::mem::take(&mut self.items),
             live_items,
             min_probability,
-            shard: None,
+            state: None,
             rows: Bytes::from(rows),
             blobs,
             parts: Vec::new(),

@@ -1,18 +1,18 @@
 //! A memory's part of a batch that is sampled from several memories.
 
-use replay_core::replay::{BatchPart, SampleRequest, ShardState};
-use replay_core::table::Turn;
+use replay_core::replay::{BatchPart, PartState, SampleRequest};
+use replay_core::table::{Attempt, Turn};
 use replay_core::{TableConfig, snapshot};
 
 use crate::parameters::file;
 use crate::support::*;
 
-fn part(count: u32, limiter_samples: u32) -> SampleRequest {
-    SampleRequest { part: Some(BatchPart { limiter_samples }), ..request(count) }
+fn part(count: u32, take: u32) -> SampleRequest {
+    SampleRequest { part: Some(BatchPart { take }), ..request(count) }
 }
 
 #[test]
-fn a_part_counts_its_own_samples_and_does_not_wait_for_min_size() {
+fn a_part_takes_what_the_limiter_admits_and_does_not_wait_for_min_size() {
     let table = table(&TableConfig { samples_per_insert: 2.0, slack: 8.0, min_size: 4, ..config(100) });
     let mut actor = Actor::open(&table, 1);
     actor.push_next(2);
@@ -20,37 +20,85 @@ fn a_part_counts_its_own_samples_and_does_not_wait_for_min_size() {
     assert!(blocked(whole).contains("min_size"));
 
     // Two items allow 2 * (2 - 4) + 8 samples.
-    let state = sample_as(&table, &part(0, 0)).shard.unwrap();
-    let expected = ShardState { number: state.number, total_priority: 2.0, items: 2, inserted: 2, allowance: 4.0 };
+    let state = sample_as(&table, &part(0, 0)).state.unwrap();
+    let expected = PartState {
+        number: state.number,
+        total_priority: 2.0,
+        items: 2,
+        taken: 0,
+        allowance: 4.0,
+        holds_pushes: false,
+        min_size: 4,
+        samples_per_insert: 2.0,
+        max_times_sampled: 0,
+    };
     assert_eq!(state, expected);
     let mut sampled = sample_as(&table, &part(3, 1));
     assert_eq!(sampled.items.len(), 3);
-    assert_eq!(sampled.shard.unwrap().allowance, 3.0);
+    assert_eq!(sampled.state, Some(PartState { taken: 1, allowance: 3.0, ..expected }));
     deliver(&mut sampled);
     assert_eq!(table.stats()["limiter_sampled"], 1);
 
     // Items of this memory, samples of others' limiters; and the other way round.
-    assert_eq!(sample_as(&table, &part(8, 0)).shard.unwrap().allowance, 3.0);
-    let mut last = sample_as(&table, &part(0, 3));
-    assert_eq!(last.shard.unwrap().allowance, 0.0);
+    assert_eq!(sample_as(&table, &part(8, 0)).state.unwrap().allowance, 3.0);
+    let mut last = sample_as(&table, &part(0, 5));
+    assert_eq!(last.state, Some(PartState { taken: 3, allowance: 0.0, ..expected }));
     deliver(&mut last);
-    let more = table.try_sample(&part(0, 1), false, &mut Turn::default());
-    assert!(blocked(more).contains("samples_per_insert"));
+    assert_eq!(sample_as(&table, &part(2, 1)).state, last.state.map(|state| PartState { taken: 0, ..state }));
+    assert_eq!(table.stats()["limiter_sampled"], 4);
+    // Not delivered.
+    actor.push_next(1);
+    drop(sample_as(&table, &part(0, 2)));
+    assert_eq!(table.stats()["limiter_sampled"], 4);
+}
+
+#[test]
+fn a_part_takes_nothing_from_samples_that_wait() {
+    let table = table(&TableConfig { samples_per_insert: 2.0, slack: 8.0, ..config(100) });
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(2);
+    let mut turn = Turn::default();
+    assert!(blocked(table.try_sample(&request(12), false, &mut turn)).contains("samples_per_insert"));
+    let state = sample_as(&table, &part(2, 2)).state.unwrap();
+    assert_eq!((state.taken, state.allowance), (0, 0.0));
+    drop(turn);
+    assert_eq!(sample_as(&table, &part(2, 2)).state.unwrap().taken, 2);
+}
+
+#[test]
+fn a_part_says_that_pushes_wait_and_lets_them_in() {
+    let table = table(&TableConfig { samples_per_insert: 2.0, slack: 8.0, ..config(100) });
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(4);
+    assert!(!sample_as(&table, &part(0, 0)).state.unwrap().holds_pushes);
+    actor.push_next(1);
+    assert!(sample_as(&table, &part(0, 0)).state.unwrap().holds_pushes);
+    let mut turn = Turn::default();
+    let push = actor.next(1);
+    assert!(blocked(actor.try_push_in_turn(push, &mut turn)).contains("sample"));
+    let mut taken = sample_as(&table, &part(0, 2));
+    deliver(&mut taken);
+    let push = actor.next(1);
+    assert!(matches!(actor.try_push_in_turn(push, &mut turn).unwrap(), Attempt::Ready(_)));
 }
 
 #[test]
 fn a_table_without_a_ratio_allows_any_number() {
     let table = table(&config(100));
     Actor::open(&table, 1).push_next(3);
-    let state = sample_as(&table, &part(5, 5)).shard.unwrap();
-    assert_eq!((state.items, state.inserted, state.allowance), (3, 3, f64::INFINITY));
+    let state = sample_as(&table, &part(5, 5)).state.unwrap();
+    assert_eq!((state.items, state.taken, state.allowance), (3, 0, f64::INFINITY));
 }
 
 #[test]
-fn a_part_takes_what_a_memory_can_give_and_counts_no_more_than_a_batch() {
+fn a_part_has_what_a_memory_can_give_and_counts_no_more_than_a_batch() {
     let table = table(&TableConfig { max_times_sampled: 1, ..config(8) });
+    assert_eq!(sample_as(&table, &part(50, 50)).items.len(), 0);
     Actor::open(&table, 1).push_next(3);
-    assert_eq!(sample_as(&table, &part(50, 50)).items.len(), 3);
+    let mut all = sample_as(&table, &part(50, 50));
+    assert_eq!(all.items.len(), 3);
+    deliver(&mut all);
+    assert_eq!(sample_as(&table, &part(50, 50)).items.len(), 0);
     let whole = refusal(table.try_sample(&request(50), false, &mut Turn::default()));
     assert!(whole.to_string().contains("never has the 50 samples"), "{whole}");
     let beyond = refusal(table.try_sample(&part(1, u32::MAX), false, &mut Turn::default()));

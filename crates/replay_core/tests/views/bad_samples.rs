@@ -255,7 +255,7 @@ proptest! {
             items,
             live_items: 0,
             min_probability: None,
-            shard: None,
+            state: None,
             rows: Bytes::from(rows),
             blobs: segments.into_iter().map(Bytes::from).collect(),
             parts: Vec::new(),

@@ -155,7 +155,7 @@ impl Stored {
             items: sampled,
             live_items: self.items.len() as u64,
             min_probability: None,
-            shard: None,
+            state: None,
             rows: Bytes::from(rows),
             blobs: segments,
             parts: Vec::new(),

@@ -1,14 +1,16 @@
 //! A request for samples.
 
 use super::*;
-use replay_core::replay::{BatchPart, SampledItem, ShardState};
+use replay_core::replay::{BatchPart, PartState, SampledItem};
 
 call!(SampleRequest: Learner => Sampled, large: true, names: |_, _| {});
 
 same_fields! {
     sample: SampleRequest { count, before, after, allow_short, min_probability, definition ? part }
-    batch_part: BatchPart { limiter_samples }
-    shard_state: ShardState { number, total_priority, items, inserted, allowance }
+    batch_part: BatchPart { take }
+    part_state: PartState {
+        number, total_priority, items, taken, allowance, holds_pushes, min_size, samples_per_insert, max_times_sampled
+    }
 }
 
 /// Lists of a batch, one for each field of its items (struct of arrays).
@@ -56,7 +58,7 @@ impl Message for Sampled {
             items: read_items(from)?,
             live_items: from.get_items(),
             min_probability: Some(from.get_min_probability()).filter(|&p| p != 0.0),
-            shard: read_optional(from.has_shard(), from.get_shard(), rest)?,
+            state: read_optional(from.has_state(), from.get_state(), rest)?,
             rows,
             blobs: vec![blobs],
             parts: Vec::new(),
@@ -78,8 +80,8 @@ impl Message for Sampled {
         out.set_items(self.live_items);
         out.set_min_probability(self.min_probability.unwrap_or(0.0));
         write_items(&self.items, out.reborrow())?;
-        match self.shard {
-            Some(state) => state.write(out.init_shard()),
+        match self.state {
+            Some(state) => state.write(out.init_state()),
             None => Ok(()),
         }
     }

@@ -27,8 +27,8 @@ proptest! {
         let reply = decode_reply(received(&outgoing)).unwrap();
         prop_assert_eq!(reply.id, id);
         let expected = match answer {
-            Answer::Sampled { items, live_items, min, shard, rows, blobs } => {
-                Answer::Sampled { items, live_items, min, shard, rows, blobs: vec![blobs.concat().into()] }
+            Answer::Sampled { items, live_items, min, state, rows, blobs } => {
+                Answer::Sampled { items, live_items, min, state, rows, blobs: vec![blobs.concat().into()] }
             }
             other => other,
         };
@@ -228,7 +228,7 @@ fn rows_beyond_the_payload_are_refused() {
         items: vec![],
         live_items: 0,
         min_probability: None,
-        shard: None,
+        state: None,
         rows: Bytes::from_static(b"four"),
         blobs: vec![],
         parts: Vec::new(),

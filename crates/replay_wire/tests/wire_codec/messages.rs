@@ -120,7 +120,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                     after,
                     allow_short,
                     min_probability,
-                    part: part.map(|limiter_samples| BatchPart { limiter_samples }),
+                    part: part.map(|take| BatchPart { take }),
                     definition,
                 })
             }
@@ -193,7 +193,7 @@ pub enum Answer {
         items: Vec<SampledItem>,
         live_items: u64,
         min: Option<f64>,
-        shard: Option<ShardState>,
+        state: Option<PartState>,
         rows: Bytes,
         blobs: Vec<Bytes>,
     },
@@ -277,21 +277,25 @@ pub fn answer() -> impl Strategy<Value = Answer> {
             vec(sampled_item(), 0..20),
             any::<u64>(),
             option::of(1e-9..1.0),
-            option::of(any::<(u16, u64, u64)>()),
+            option::of(any::<(u16, u64, u32, bool, u64, u32)>()),
             bytes(),
             vec(bytes(), 0..5)
         )
-            .prop_map(|(items, live_items, min, shard, rows, blobs)| {
+            .prop_map(|(items, live_items, min, state, rows, blobs)| {
                 Answer::Sampled {
                     items,
                     live_items,
                     min,
-                    shard: shard.map(|(number, items, inserted)| ShardState {
+                    state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| PartState {
                         number,
                         total_priority: items as f64,
                         items,
-                        inserted,
+                        taken,
                         allowance: f64::INFINITY,
+                        holds_pushes,
+                        min_size,
+                        samples_per_insert: f64::from(max_times_sampled),
+                        max_times_sampled,
                     }),
                     rows,
                     blobs,
@@ -331,11 +335,11 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
-        Answer::Sampled { items, live_items, min, shard, rows, blobs } => ReplyBody::Sampled(Sampled {
+        Answer::Sampled { items, live_items, min, state, rows, blobs } => ReplyBody::Sampled(Sampled {
             items,
             live_items,
             min_probability: min,
-            shard,
+            state,
             rows,
             blobs,
             parts: Vec::new(),
@@ -365,7 +369,7 @@ pub fn seen(reply: Reply) -> Answer {
             items: sampled.items,
             live_items: sampled.live_items,
             min: sampled.min_probability,
-            shard: sampled.shard,
+            state: sampled.state,
             rows: sampled.rows,
             blobs: vec![sampled.blobs.iter().flat_map(|b| b.as_ref().to_vec()).collect()],
         },

@@ -1,121 +1,122 @@
-//! Admission of batches, by the items and the rate limiters of all servers together.
+//! What may be asked now: admission of batches, by the items and the rate limiters of all servers together.
 
+use super::super::lane::Lane;
+use super::super::merge::min_size;
+use super::super::partial::{PartialBatch, divide};
 use super::ShardedSamples;
-use crate::shards::merge::min_size;
-use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_link::error::Result;
+use replay_core::cause::WaitReason;
+use replay_core::replay::PartState;
+use replay_core::sum_tree::MAX_SAMPLES;
 
 impl ShardedSamples {
-    /// The reason of a wait for writers, with the names of all servers.
-    fn on_servers(&self, reason: String) -> WaitReason {
-        WaitReason::ForWriters(self.table.clone(), format!("{reason}, on the servers {}", self.group.names()))
-    }
-
-    /// Reason of a wait while no server answers.
-    pub(super) fn none_answers(&self) -> WaitReason {
-        self.group.none_answers().to_string().into()
+    /// The reason to wait before the first `batches` in progress, one of which may be new, can be delivered.
+    pub(super) fn lacks(&self, batches: usize) -> Result<Option<WaitReason>> {
+        let lacking = self.stocked()?.or_else(|| if batches > self.batches.len() { self.used_up() } else { None });
+        // A batch begins only when admitted as a whole: an abandoned one has taken nothing.
+        let missing = self.missing(batches) - self.available();
+        Ok(lacking.or_else(|| {
+            (missing > 0.0).then(|| {
+                let ratio = self.states().map(|state| state.samples_per_insert).fold(0.0, f64::max);
+                self.on_servers(format!(
+                    "has no {} samples left by samples_per_insert {ratio}: insert {} more items",
+                    self.request.count,
+                    (missing / ratio).ceil()
+                ))
+            })
+        }))
     }
 
     /// Checks that the servers together have enough items; returns the reason to wait if not.
-    pub(super) fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
-        let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
-        if seen.is_empty() {
-            return Ok(Some(self.none_answers()));
+    pub(super) fn stocked(&self) -> Result<Option<WaitReason>> {
+        let items: u64 = self.states().map(|state| state.items).sum();
+        let min_size = min_size(self.states().map(|state| state.min_size));
+        if self.states().next().is_none() {
+            return Ok(Some(self.group.none_answers().to_string().into()));
         }
-        let table = self.definition(wait)?;
-        let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
-        let min_size = min_size(&table, seen.len() as u64);
-        // Does not wait if a limiter blocks writers: one server cannot make up for the min_size parts of servers without writers then.
-        if items < min_size && !self.holds_writers() {
-            return Ok(Some(self.on_servers(format!(
-                "table {:?} has {items} items of the {min_size} that min_size asks for",
-                table.name
-            ))));
+        // Writers that wait for samples cannot make up for the parts of servers without writers.
+        if items < min_size && !self.holds_pushes() {
+            return Ok(Some(self.on_servers(format!("has {items} items of the {min_size} that min_size asks for"))));
         }
-        if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
-            if items > 0 && table.max_times_sampled == 0 {
-                let table = table.name.clone();
-                return Err(replay_core::Error::NoMass { table, items }.into());
-            }
-            let nothing = format!("table {:?} has nothing to sample", table.name);
-            return Ok(Some(self.on_servers(nothing)));
-        }
-        Ok(None)
-    }
-
-    /// Limit of the samples charged to one rate limiter: what it certainly admits before it blocks its writers.
-    pub(super) fn most_of_one(&self) -> f64 {
-        match &self.definition {
-            Some(table) if table.samples_per_insert > 0.0 => {
-                (2.0 * table.effective_slack() - table.samples_per_insert).floor()
-            }
-            _ => f64::INFINITY,
-        }
-    }
-
-    /// Whether a rate limiter may block its writers until samples are charged.
-    fn holds_writers(&self) -> bool {
-        let most = self.most_of_one();
-        most.is_finite() && self.lanes.iter().any(|lane| lane.allowance() >= most)
-    }
-
-    /// Checks that the servers together can deliver a batch; returns the reason to wait if not.
-    pub(super) fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
-        if let Some(reason) = self.stocked(wait)? {
-            return Ok(Some(reason));
-        }
-        if let Some(reason) = self.used_up() {
-            return Ok(Some(reason));
-        }
-        // A batch begins only when admitted as a whole, so that no charged part waits for other limiters.
-        let missing = f64::from(self.request.count) - self.admitted();
-        if missing <= 0.0 {
+        if self.states().any(|state| state.total_priority > 0.0) {
             return Ok(None);
         }
-        // Exception: writers are blocked. Their limiter charges what it admits, the writers continue, and the rest follows. A short batch
-        // is what is admitted at the deadline.
-        if !self.request.allow_short && self.holds_writers() {
-            return Ok(None);
+        if items > 0 && self.states().all(|state| state.max_times_sampled == 0) {
+            return Err(replay_core::Error::NoMass { table: self.table.clone(), items }.into());
         }
-        self.limited(missing, wait).map(Some)
+        Ok(Some(self.on_servers("has nothing to sample".to_owned())))
     }
 
-    /// Reason to wait if `max_times_sampled` leaves fewer samples than a batch. Not checked with a rate limiter, which has to be asked when
-    /// it blocks writers, nor for short batches.
+    /// Reason to wait if `max_times_sampled` leaves fewer samples than a batch. Not checked with a rate limiter, whose writers may wait
+    /// until samples are asked for, nor for short batches.
     fn used_up(&self) -> Option<WaitReason> {
-        let table = self.definition.as_ref()?;
-        let times = u64::from(table.max_times_sampled);
-        if times == 0 || table.samples_per_insert > 0.0 || self.request.allow_short {
-            return None;
-        }
-        let seen = self.lanes.iter().filter_map(|lane| lane.seen);
-        let items: u64 = seen.map(|seen| seen.state.items).sum();
-        let few = items.saturating_mul(times) < u64::from(self.request.count);
-        few.then(|| {
-            self.on_servers(format!(
-                "table {:?} has {items} items, each for {times} samples at most and fewer than {}",
-                table.name, self.request.count
-            ))
+        let times = self.states().map(|state| state.max_times_sampled).max()?;
+        let items: u64 = self.states().map(|state| state.items).sum();
+        let few = items.saturating_mul(times.into()) < self.request.count.into();
+        (few && times > 0 && !self.limits() && !self.request.allow_short).then(|| {
+            let count = self.request.count;
+            self.on_servers(format!("has {items} items, each for {times} samples at most and fewer than {count}"))
         })
     }
 
-    /// Reason to wait for `missing` samples of the rate limiters.
-    pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<WaitReason> {
-        let table = self.definition(wait)?;
-        Ok(self.on_servers(format!(
-            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items",
-            table.name,
-            self.request.count,
-            table.samples_per_insert,
-            (missing / table.samples_per_insert).ceil()
-        )))
+    fn states(&self) -> impl Iterator<Item = &PartState> {
+        self.lanes.iter().filter_map(|lane| Some(&lane.seen.as_ref()?.state))
+    }
+
+    /// Whether rate limiters hold the samples to a ratio.
+    fn limits(&self) -> bool {
+        self.states().any(|state| state.samples_per_insert > 0.0)
+    }
+
+    /// Whether writers wait at a server, perhaps for samples.
+    fn holds_pushes(&self) -> bool {
+        self.states().any(|state| state.holds_pushes)
+    }
+
+    /// Batches for which samples are taken now: those in progress, and while writers wait one more, which the limiters might never admit
+    /// as a whole.
+    pub(super) fn paying(&self) -> usize {
+        self.batches.len() + usize::from(self.holds_pushes())
+    }
+
+    /// Samples that so many batches need beyond those taken and in flight.
+    fn missing(&self, batches: usize) -> f64 {
+        let taking: f64 = self.lanes.iter().map(Lane::taking).sum();
+        let wanted = f64::from(self.request.count) * batches as f64;
+        if self.limits() { (wanted - self.credit as f64 - taking).max(0.0) } else { 0.0 }
     }
 
     /// Samples that all rate limiters together would admit now.
-    pub(super) fn admitted(&self) -> f64 {
-        let most = self.most_of_one();
-        let allowances = self.lanes.iter().map(|lane| lane.allowance().min(most));
-        allowances.map(|allowed| allowed.max(0.0).floor()).sum()
+    fn available(&self) -> f64 {
+        self.lanes.iter().map(Lane::allowance).sum()
+    }
+
+    /// Samples that a short batch may have now.
+    pub(super) fn short_of(&self, most: u32) -> u32 {
+        let admitted = self.available() + self.credit as f64;
+        if self.limits() { admitted.clamp(0.0, most.into()) as u32 } else { most }
+    }
+
+    /// Samples to take from each rate limiter for the first `batches`, in proportion to what each admits.
+    pub(super) fn takes(&self, batches: usize) -> Vec<u32> {
+        let allowances: Vec<f64> = self.lanes.iter().map(Lane::allowance).collect();
+        divide(self.missing(batches) as u32, &allowances, 0.5).into_iter().map(|take| take.min(MAX_SAMPLES)).collect()
+    }
+
+    /// Whether the samples taken suffice for a batch.
+    pub(super) fn pays(&self, batch: &PartialBatch) -> bool {
+        !self.limits() || self.credit >= batch.items() as u64
+    }
+
+    /// Whether the servers are asked again without a pause: the last answers brought something, and there is more.
+    pub(super) fn may_go_on(&self) -> bool {
+        let brought = self.batches.front().is_some_and(|batch| !batch.is_complete() && !batch.has_stalled());
+        brought || (self.available() >= 1.0 && self.missing(self.paying()) > 0.0)
+    }
+
+    /// The reason of a wait for writers, with the names of all servers.
+    pub(super) fn on_servers(&self, reason: String) -> WaitReason {
+        let (table, servers) = (&self.table, self.group.names());
+        WaitReason::ForWriters(table.clone(), format!("table {table:?} {reason}, on the servers {servers}"))
     }
 }
