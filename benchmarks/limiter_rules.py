@@ -1,7 +1,8 @@
-"""Rules by which a client of several servers could charge their rate limiters: a model of limiters, writers and one reader.
+"""Rules by which a client of several servers may charge their rate limiters: a model of limiters, writers and a reader.
 
-`python -m benchmarks.limiter_rules` prints a line of JSON for each job and rule: the rate of the reader and of the slowest writer, as
-parts of what they have with one server, and how far the ratio was off, in parts of the sum of the slacks.
+`python -m benchmarks.limiter_rules` prints a line of JSON for each job and rule: the rate of the reader and of the
+slowest writer, as parts of what they have with one server, and by how much samples were ahead of the ratio, in parts of
+the sum of the slacks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Server:
 
 def divided(count: int, weights: list[float], at: float = 0.5) -> list[int]:
     """Parts of `count` in proportion to the weights, each rounded up or down."""
-    total, up_to, parts = sum(weights), 0.0, []
+    total, up_to = sum(weights), 0.0
+    parts: list[int] = []
     for weight in weights:
         up_to += weight
         parts.append(int(count * up_to / total + at) - sum(parts) if total else 0)
@@ -47,13 +49,17 @@ def divided(count: int, weights: list[float], at: float = 0.5) -> list[int]:
 def charges(rule: str, batch: int, servers: list[Server], mass: list[float]) -> list[int]:
     """What each limiter is charged for a batch."""
     if rule == "its own items":
-        return divided(BATCH, [server.items() * each for server, each in zip(servers, mass, strict=True)], batch * 0.618 % 1)
+        return divided(
+            BATCH, [server.items() * each for server, each in zip(servers, mass, strict=True)], batch * 0.618 % 1
+        )
     if rule == "an equal part":
         return [(BATCH + (batch + index) % len(servers)) // len(servers) for index in range(len(servers))]
     return divided(BATCH, [float(server.allowed()) for server in servers])
 
 
-def run(rule: str, rates: list[float], reader: float, mass: list[float], dies: bool) -> tuple[float, list[float], float]:
+def run(
+    rule: str, rates: list[float], reader: float, mass: list[float], dies: bool
+) -> tuple[float, list[float], float]:
     """Items sampled for each tick of the second half, inserted by each server's writers, largest error of the ratio."""
     one = rule == "one server"
     servers = [Server(1)] if one else [Server(SERVERS) for _ in rates]

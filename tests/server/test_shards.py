@@ -415,7 +415,7 @@ def test_several_servers_admit_every_batch_that_one_server_admits(connect: Conne
 
 
 def test_an_uneven_job_keeps_the_ratio_and_stops_nobody(connect: Connect) -> None:
-    """Nine of ten steps are at the first server, the items of the second are hardly sampled, and the third has no writers."""
+    """Nine of ten steps are at one server, the items of the second are hardly sampled, the third has no writers."""
     ratio, slack, minimum = 2.0, 300.0, 9
     shards = connect(table(capacity=9000, min_size=minimum, samples_per_insert=ratio, slack=slack))
     ended = threading.Event()
