@@ -80,9 +80,9 @@ class WireClient:
         assert challenge.protocol == PROTOCOL
         nonces = nonce + challenge.nonce
         proof = b"" if token is None else _proof(token, b"innet client", nonces)
-        welcome = self.call(authenticate=SCHEMA.Authenticate.new_message(proof=proof))[0].welcome
+        welcome = self.call(authenticate=proof)[0].welcome
         if token is not None:
-            assert hmac.compare_digest(welcome.proof, _proof(token, b"innet server", nonces))
+            assert hmac.compare_digest(welcome, _proof(token, b"innet server", nonces))
         return int(challenge.incarnation)
 
     def send(self, payload: bytes = b"", *, deadline_ms: int = 0, **body: Any) -> int:
@@ -112,7 +112,7 @@ class WireClient:
         sent = self.send(payload, deadline_ms=deadline_ms, **body)
         reply, payload = self.receive()
         if reply.which() == "error":
-            raise ServerError(str(reply.error.code), reply.error.message or str(reply.error.waitedFor))
+            raise ServerError(str(reply.error.code), reply.error.message or reply.error.waitedFor)
         assert reply.id == sent
         return reply, payload
 

@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::driver::Driver;
 use super::memories::Memories;
 use super::outage::{self, Outage};
-use super::pipeline::{RequestPipeline, expect_reply};
+use super::pipeline::{RequestPipeline, expect};
 use super::{ConnectOptions, tls};
 use base::error::TooLarge;
 use base::fork::close_in_children;
@@ -32,7 +32,7 @@ use replay_link::stack::{Address, ByteStream, StackName, kernel};
 use replay_link::tls::{channel_binding, tls_error};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding};
-use replay_wire::{FrameLimits, ReplyBody, RequestBody, Stats};
+use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
@@ -189,8 +189,8 @@ impl Dialer {
             let known = self.incarnation.load(Ordering::Relaxed);
             if known != incarnation {
                 if known != 0 || self.memories.is_some() {
-                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats(Stats)).await?;
-                    let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
+                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats).await?;
+                    let stats: String = expect(reply)?;
                     let stats = serde_json::from_str(&stats).unwrap_or_default();
                     if let Some(memories) = &self.memories {
                         memories.note(self.address.to_string(), &stats)?;
@@ -202,7 +202,7 @@ impl Dialer {
                 for table in tables {
                     let body = RequestBody::CreateTable(table);
                     match pipeline.call(u32::MAX, None, body).await {
-                        Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
+                        Ok(reply) => expect(reply)?,
                         // Actors may not create tables: a learner's client does.
                         Err(error) if error.code() == ErrorCode::Forbidden => {}
                         Err(error) => return Err(error),

@@ -55,7 +55,7 @@ use base::wait::Wait;
 use dialer::Dialer;
 pub use namespace::Namespace;
 pub use options::ConnectOptions;
-use pipeline::{is_broken, unexpected};
+use pipeline::{expect, is_broken, unexpected};
 use pool::ConnectionPool;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
@@ -66,10 +66,7 @@ use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
 pub use replay_link::stack::Address;
 use replay_wire::ErrorCode;
-use replay_wire::{
-    Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
-    UpdatePriorities,
-};
+use replay_wire::{GetParameters, PutParameters, ReplyBody, ReportCorrupt, RequestBody, UpdatePriorities};
 use retry::{retry_for, while_broken};
 
 /// A replay memory on a server.
@@ -143,15 +140,14 @@ impl Client {
 
     /// Sends a request, about `table` or none, and repeats it on a new connection after a broken one. `question` gets the incarnation of
     /// the connection's server, which may have restarted since the last attempt.
-    fn ask<C: Call>(
+    fn ask<R: TryFrom<ReplyBody, Error = ReplyBody>>(
         &self,
         wait: &Wait<'_>,
         table: Option<&str>,
-        question: impl Fn(u64) -> C,
-    ) -> Result<(C::Reply, u64)> {
-        let (reply, incarnation) = self.exchange(wait, table, &|incarnation| question(incarnation).into())?;
-        let reply = reply.try_into().map_err(|other| unexpected(&other))?;
-        Ok((reply, incarnation))
+        question: impl Fn(u64) -> RequestBody,
+    ) -> Result<(R, u64)> {
+        let (reply, incarnation) = self.exchange(wait, table, &question)?;
+        Ok((expect(reply)?, incarnation))
     }
 
     /// [`Self::ask`] before the reply has a type.
@@ -189,7 +185,12 @@ impl Client {
     }
 
     /// [`Self::ask`] for a request that does not depend on the incarnation.
-    fn call<C: Call + Clone>(&self, wait: &Wait<'_>, table: Option<&str>, request: &C) -> Result<C::Reply> {
+    fn call<R: TryFrom<ReplyBody, Error = ReplyBody>>(
+        &self,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        request: RequestBody,
+    ) -> Result<R> {
         Ok(self.ask(wait, table, |_| request.clone())?.0)
     }
 
@@ -205,8 +206,8 @@ impl Client {
     }
 
     fn put_numbered(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        let (stored, _) =
-            self.ask(wait, None, |_| PutParameters { name: name.into(), id, version, bytes: bytes.clone() })?;
+        let put = PutParameters { name: name.into(), id, version, bytes };
+        let stored: Option<Parameters> = self.call(wait, None, RequestBody::PutParameters(put))?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
         Ok(stored.version)
     }
@@ -219,20 +220,19 @@ impl Client {
 
 impl Commands for Client {
     fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
-        let (reply, _) = self.exchange(wait, None, &|_| command.clone())?;
-        reply.try_into().map_err(|other| unexpected(&other))
+        self.call(wait, None, command)
     }
 }
 
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, None, config)?;
+        self.call::<()>(wait, None, RequestBody::CreateTable(config.clone()))?;
         self.dialer.tables().insert(config.name.clone(), config.clone());
         Ok(())
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let config = self.call(wait, None, &DescribeTable(table.into()))?;
+        let config: TableConfig = self.call(wait, None, RequestBody::DescribeTable(table.into()))?;
         // Shapes of a hostile server must not be allocated.
         config.validate()?;
         Ok(Arc::new(config))
@@ -242,7 +242,7 @@ impl Replay<Error> for Client {
         let tries = Cell::new(0);
         let dropped = self.ask(wait, None, |_| {
             tries.set(tries.get() + 1);
-            DropTable(table.into())
+            RequestBody::DropTable(table.into())
         });
         let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
         if dropped.as_ref().err().is_none_or(unknown) {
@@ -261,7 +261,7 @@ impl Replay<Error> for Client {
     }
 
     fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        self.call(wait, Some(table), request)
+        self.call(wait, Some(table), RequestBody::Sample(*request))
     }
 
     fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
@@ -278,9 +278,8 @@ impl Replay<Error> for Client {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         updates::check(table, ids, priorities)?;
-        let (receipt, _) =
-            self.ask(wait, Some(table), |_| UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() })?;
-        Ok(receipt)
+        let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+        self.call(wait, Some(table), RequestBody::UpdatePriorities(update))
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
@@ -289,12 +288,12 @@ impl Replay<Error> for Client {
     }
 
     fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
-        self.call(wait, Some(table), request)
+        self.call(wait, Some(table), RequestBody::ReadSteps(*request))
     }
 
     fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {
         let report = ReportCorrupt { id, reason: reason.into() };
-        self.call(wait, Some(table), &report)
+        self.call(wait, Some(table), RequestBody::ReportCorrupt(report))
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
@@ -311,15 +310,18 @@ impl Replay<Error> for Client {
         let seen = || lock(&self.parameters);
         let last = seen().get(name).copied();
         let table = writer.map(|writer| &*writer.table);
-        let (parameters, incarnation) = self.ask(wait, table, |incarnation| GetParameters {
-            name: name.into(),
-            // A restarted server counts versions from 1, so all of its versions are newer.
-            newer_than: match last {
-                Some((of, version)) if of != incarnation && version == newer_than => 0,
-                _ => newer_than,
-            },
-            writer: writer.map_or(0, |writer| writer.writer),
+        let (parameters, incarnation) = self.ask(wait, table, |incarnation| {
+            RequestBody::GetParameters(GetParameters {
+                name: name.into(),
+                // A restarted server counts versions from 1, so all of its versions are newer.
+                newer_than: match last {
+                    Some((of, version)) if of != incarnation && version == newer_than => 0,
+                    _ => newer_than,
+                },
+                writer: writer.map_or(0, |writer| writer.writer),
+            })
         })?;
+        let parameters: Option<Parameters> = parameters;
         if let Some(parameters) = &parameters {
             seen().insert(name.into(), (incarnation, parameters.version));
         }
@@ -327,11 +329,11 @@ impl Replay<Error> for Client {
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        self.call(wait, None, &List)
+        self.call(wait, None, RequestBody::List)
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        let json = self.call(wait, None, &Stats)?;
+        let json: String = self.call(wait, None, RequestBody::Stats)?;
         let stats = serde_json::from_str(&json)
             .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))?;
         Ok(match &self.dialer.options.namespace {

@@ -21,20 +21,10 @@ use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
-    Authenticate, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply,
-    ReplyBody, Request, RequestBody, Welcome, decode_reply, encode_request,
+    Challenge, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, Proof, RELEASE, Reply,
+    ReplyBody, Request, RequestBody, decode_reply, encode_request,
 };
 
-/// Extracts the value of the expected reply; any other reply gives the error of [`unexpected`].
-macro_rules! expect_reply {
-    ($reply:expr, $pattern:pat => $value:expr) => {
-        match $reply {
-            $pattern => Ok($value),
-            other => Err($crate::pipeline::unexpected(&other)),
-        }
-    };
-}
-pub(super) use expect_reply;
 
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
@@ -102,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             reply => reply?,
         };
         self.round_trip = host::elapsed(begun);
-        let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
+        let challenge: Challenge = expect(reply)?;
         if challenge.protocol != PROTOCOL {
             return Err(replay_wire::Error::Version {
                 server: challenge.protocol,
@@ -130,9 +120,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         let transcript = Transcript { client_nonce: nonce, server_nonce: challenge.nonce, channel_binding };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
         let begun = host::now();
-        let reply = self.call(0, None, RequestBody::Authenticate(Authenticate { proof })).await?;
+        let reply = self.call(0, None, RequestBody::Authenticate(proof)).await?;
         self.round_trip = self.round_trip.min(host::elapsed(begun));
-        let proof = expect_reply!(reply, ReplyBody::Welcome(Welcome { proof }) => proof)?;
+        let proof: Proof = expect(reply)?;
         let proved = |token| proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof));
         if !token.is_none_or(proved) {
             return refuse(format!(
@@ -162,7 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     pub fn send(&mut self, deadline_ms: u32, table: Option<&str>, mut body: RequestBody) -> Result<u64> {
         let id = self.last_id + 1;
         if let Some(namespace) = &self.namespace {
-            body.names(&mut |name| *name = namespace.full(name));
+            body.named().into_iter().for_each(|name| *name = namespace.full(name));
         }
         let mut request = Request::new(id, deadline_ms, body);
         if let Some(table) = table {
@@ -376,6 +366,14 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
         }),
         body => Ok(body),
     }
+}
+
+/// The content of a reply of the expected kind.
+///
+/// # Errors
+/// [`unexpected`].
+pub fn expect<R: TryFrom<ReplyBody, Error = ReplyBody>>(body: ReplyBody) -> Result<R> {
+    R::try_from(body).map_err(|other| unexpected(&other))
 }
 
 /// The error for a reply of the wrong kind.

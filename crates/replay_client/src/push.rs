@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
-use super::pipeline::{answer, expect_reply, is_broken, is_closed, unexpected};
+use super::pipeline::{answer, expect, is_broken, is_closed, unexpected};
 use super::retry::retry;
 use base::host;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterOpened};
+use replay_core::replay::{OpenWriter, Parameters, Push, PushBody, PushChannel, WriterOpened};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
-use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, ReplyBody, RequestBody};
+use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
 pub struct Pushes {
@@ -73,7 +73,7 @@ impl Pushes {
             resume: self.applied > 0 || !self.link.is_empty(),
         });
         let reply = connection.call(dialer.options.grace, wait, Some(&self.table), body)?;
-        let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
+        let opened: WriterOpened = expect(reply)?;
         self.epoch = opened.epoch;
         self.link.send_all_over(connection);
         Ok(opened)
@@ -160,7 +160,7 @@ impl Channel for Pushes {
         let (writer, epoch, first) = (self.open.writer, self.epoch, self.applied + 1);
         let message = |index: usize, body: &PushBody| {
             let push = Push { writer, epoch, sequence: first + index as u64, body: body.clone() };
-            (&*self.table, push.into())
+            (&*self.table, RequestBody::Push(push))
         };
         self.link.send(most, deadline, message).map_err(|error| match error {
             Error::Closed(_) => error,
@@ -175,7 +175,7 @@ impl Channel for Pushes {
             return Ok(());
         };
         match answer(reply.body) {
-            Ok(ReplyBody::Pushed(Pushed { steps })) => {
+            Ok(ReplyBody::Pushed(steps)) => {
                 self.held_back = None;
                 self.steps = steps;
                 // Pushes are applied in order, so all earlier ones are applied.
@@ -265,7 +265,7 @@ impl PushChannel<Error> for Pushes {
         let table = Some(&*self.table);
         retry(&dialer, wait, || {
             let reply = dialer.dial(wait)?.call(dialer.options.grace, wait, table, body.clone())?;
-            expect_reply!(reply, ReplyBody::Parameters(_) => ())
+            expect::<Option<Parameters>>(reply).map(drop)
         })
     }
 
@@ -298,7 +298,7 @@ impl Pushes {
         let body = RequestBody::CloseWriter(CloseWriter { writer: self.open.writer, epoch: self.epoch });
         let dialer = self.link.dialer.clone();
         let reply = self.link.connection()?.call(dialer.options.grace, wait, Some(&self.table), body)?;
-        expect_reply!(reply, ReplyBody::Done => ())
+        expect(reply)
     }
 }
 

@@ -12,7 +12,7 @@ use super::pipeline::unexpected;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::Address;
-use replay_wire::{Extension, ReplyBody};
+use replay_wire::{Extension, ReplyBody, RequestBody};
 
 /// A session. Dropping ends it.
 pub struct ExtensionSession {
@@ -52,8 +52,9 @@ impl ExtensionSession {
         late: impl FnOnce() -> Error,
     ) -> Result<Bytes> {
         let request = Extension { name: self.extension.to_owned(), message: message.clone() };
+        let request = RequestBody::CallExtension(request);
         let deadline_ms = deadline_ms(Some(due));
-        let reply = self.connection.run(wait, Some(until), late, |link| link.call(deadline_ms, None, request.into()));
+        let reply = self.connection.run(wait, Some(until), late, |link| link.call(deadline_ms, None, request));
         match reply? {
             ReplyBody::Extension(answer) if answer.name == self.extension => Ok(answer.message),
             other => Err(unexpected(&other)),

@@ -12,7 +12,7 @@ use base::wait::Wait;
 use replay_core::error::check_priorities;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_link::error::{Error, Result};
-use replay_wire::{ErrorCode, Reply, ReplyBody, UpdatePriorities};
+use replay_wire::{ErrorCode, Reply, ReplyBody, RequestBody, UpdatePriorities};
 
 /// Limit of unanswered updates: a server reads as many requests of one connection.
 const WINDOW: usize = 64;
@@ -87,7 +87,7 @@ impl Channel for Updates {
 
     /// Updates never wait at a server, so they have no deadline.
     fn send(&mut self, _deadline: Option<Instant>) -> Result<()> {
-        self.link.send(usize::MAX, None, |_, of| (&of.table, of.update.clone().into()))
+        self.link.send(usize::MAX, None, |_, of| (&of.table, RequestBody::UpdatePriorities(of.update.clone())))
     }
 
     /// Handles the answer to the first pending update: a server answers updates in order.
@@ -136,7 +136,7 @@ impl UpdateChannel<Error> for Updates {
         let send = |updates: &mut Self| {
             updates.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
             let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
-            let body = update.clone().into();
+            let body = RequestBody::UpdatePriorities(update.clone());
             updates.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)
         };
         if let Err(error) = send(self) {

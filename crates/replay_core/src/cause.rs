@@ -5,10 +5,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::wait::Wait;
+use serde::{Deserialize, Serialize};
 
 /// Cause of a blocked attempt at a table: the numbers of that moment, and the settings that they do not meet. Its text follows the table's
 /// name.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "fields with the names of settings have none")]
 pub enum Cause {
     /// A sample: fewer live items than `min_size`.
@@ -94,7 +96,7 @@ pub enum Cause {
 }
 
 /// The wait for a table that does not admit a call yet.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableWait {
     /// The table.
     pub table: String,
@@ -107,7 +109,7 @@ pub struct TableWait {
 }
 
 /// The wait of a writer for newer parameters.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error(
     "writer {writer:?} of table {table:?} {}: with max_version_lag {max_version_lag} its steps wait until it gets newer ones \
      (get_parameters with this writer)",
@@ -128,8 +130,9 @@ pub struct OutdatedWriter {
     pub max_version_lag: u32,
 }
 
-/// The reason of a wait. Its `Display` is the sentence for logs and errors.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+/// The reason of a wait. Its `Display` is the sentence for logs and errors; it crosses the wire in JSON.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WaitReason {
     /// A table does not admit the call yet.
     #[error("{0}")]

@@ -1,7 +1,7 @@
 //! Codecs: how the values of a column are packed, each by itself. Differences between values are in
 //! [`crate::difference`].
 //!
-//! To add a codec, add a variant of [`Codec`]; the compiler reports the matches to extend, here and for the wire.
+//! To add a codec, add a variant of [`Codec`]; the compiler reports the matches to extend here.
 
 use std::cell::RefCell;
 

@@ -1,6 +1,6 @@
-//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. What one does is beside
-//! its content, in its file of `replay_wire::requests`: it needs no method of [`Replay`], and no code in server and clients. Requests that have
-//! a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send them.
+//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. One needs no method of
+//! [`Replay`], and no code in server and clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their
+//! methods do more than send them.
 
 use crate::error::{Error, Result};
 use base::wait::Wait;
@@ -28,9 +28,10 @@ impl Commands for Memory {
 /// # Errors
 /// Errors of the memory; [`Error::Internal`] for another request.
 pub fn carry_out(memory: &Memory, command: &RequestBody) -> Result<()> {
-    let Some(done) = command.carry_out(memory) else {
-        let name = command.name();
-        return Err(Error::Internal(format!("{name} is not a command")));
-    };
-    Ok(done?)
+    match command {
+        RequestBody::EmptyTable(name) => memory.empty_table(name)?,
+        RequestBody::DropParameters(name) => memory.parameters().remove(name),
+        other => return Err(Error::Internal(format!("{} is not a command", other.name()))),
+    }
+    Ok(())
 }

@@ -42,7 +42,7 @@ fn read(bytes: &[u8], limits: FrameLimits) -> Result<Option<Frame>, Error> {
 
 #[test]
 fn frames_come_one_after_the_other_and_then_the_end() {
-    let (first, second) = (put("one"), Request::new(4, 0, RequestBody::Stats(Stats)));
+    let (first, second) = (put("one"), Request::new(4, 0, RequestBody::Stats));
     let bytes = [wire_bytes(&first), wire_bytes(&second)].concat();
     let mut frames = FrameReader::new(&bytes[..], FrameLimits::default(), "peer");
     block_on(async {

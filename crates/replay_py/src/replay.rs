@@ -31,7 +31,7 @@ use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
 use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
-use replay_wire::{DropParameters, EmptyTable, RequestBody};
+use replay_wire::RequestBody;
 
 use crate::class::context_manager;
 use crate::exclusive::Exclusive;
@@ -208,8 +208,7 @@ impl PyReplay {
         self.backend.call(py, timeout, |backend, wait| work(backend.replay.as_ref(), wait))
     }
 
-    fn command(&self, py: Python<'_>, timeout: Option<f64>, command: impl Into<RequestBody>) -> PyResult<()> {
-        let command = command.into();
+    fn command(&self, py: Python<'_>, timeout: Option<f64>, command: RequestBody) -> PyResult<()> {
         self.backend.call(py, timeout, |backend, wait| backend.replay.command(command, wait))
     }
 }
@@ -244,7 +243,7 @@ impl PyReplay {
         text_signature = "($self, name, timeout=60.0)"
     )]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        self.command(py, timeout, EmptyTable(name.into()))
+        self.command(py, timeout, RequestBody::EmptyTable(name.into()))
     }
 
     #[doc = stub_doc!("Replay.drop_table")]
@@ -282,7 +281,7 @@ impl PyReplay {
         text_signature = "($self, name, timeout=60.0)"
     )]
     fn drop_parameters(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        self.command(py, timeout, DropParameters(name.into()))
+        self.command(py, timeout, RequestBody::DropParameters(name.into()))
     }
 
     #[doc = stub_doc!("Replay.get_parameters")]

@@ -38,7 +38,7 @@ use replay_link::stack::{Stack, until};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
-use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Snapshot};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -365,7 +365,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if refused.is_some() {
             return refused;
         }
-        if received.request.body == RequestBody::Snapshot(Snapshot) {
+        if received.request.body == RequestBody::Snapshot {
             return Some(self.save_snapshot().await);
         }
         let tables = self.context.service.table_request(&received.request.body)?;

@@ -25,7 +25,7 @@ use replay_link::command::carry_out;
 use replay_link::error::{Error, Result};
 use replay_link::tls::{Dates, RENEW};
 use replay_wire::role::Role;
-use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
+use replay_wire::{OpenOrResume, RELEASE, ReplyBody, RequestBody};
 
 pub use latencies::Latencies;
 pub use numbered_tables::{NumberedTable, NumberedTables};
@@ -234,9 +234,7 @@ impl Service {
             RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_) => {
                 self.tables.answer(request)?
             }
-            RequestBody::DescribeTable(DescribeTable(name)) => {
-                ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
-            }
+            RequestBody::DescribeTable(name) => ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config())),
             RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
                 let table = of_table()?;
                 let opened = if *resume { table.resume_writer(open) } else { table.open_writer(open) };
@@ -245,9 +243,9 @@ impl Service {
             RequestBody::Push(push) => {
                 let pushed = of_table()?.try_push(push, turn)?;
                 if base::planted!(EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
-                    return Ok(Attempt::Ready(ReplyBody::Pushed(Pushed { steps: 0 })));
+                    return Ok(Attempt::Ready(ReplyBody::Pushed(0)));
                 }
-                return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
+                return Ok(pushed.map(ReplyBody::Pushed));
             }
             RequestBody::Sample(request) => {
                 return Ok(self.sample(&of_table()?, request, last, turn)?.map(ReplyBody::Sampled));
@@ -271,12 +269,12 @@ impl Service {
                 let writer = table.as_deref().map(|table| (table, get.writer));
                 ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
             }
-            RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
-            RequestBody::Snapshot(_) => {
+            RequestBody::List => ReplyBody::Listing(self.memory.list()),
+            RequestBody::Snapshot => {
                 let elsewhere = "a snapshot is saved on a thread of its own";
                 return Err(Error::Internal(elsewhere.into()));
             }
-            RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
+            RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter(close) => {
                 // A dropped table has no writers to close.
                 if let Ok(table) = of_table() {
@@ -328,8 +326,7 @@ impl Service {
     }
 
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
-        let needs_none =
-            matches!(request, RequestBody::CallExtension(_) | RequestBody::Stats(_) | RequestBody::List(_));
+        let needs_none = matches!(request, RequestBody::CallExtension(_) | RequestBody::Stats | RequestBody::List);
         let mut extensions = self.extensions.iter();
         match extensions.find_map(|extension| extension.instead_of_memory()) {
             Some(reason) if !needs_none => Err(Error::Config(reason.to_owned())),

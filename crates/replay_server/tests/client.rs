@@ -13,7 +13,7 @@ use replay_core::schema::{Sampler, TableConfig};
 use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::auth::Secret;
-use replay_wire::{EmptyTable, ErrorCode};
+use replay_wire::{ErrorCode, RequestBody};
 use support::*;
 
 /// Every call of the trait, once.
@@ -64,8 +64,8 @@ pub fn exercise(replay: &Client) {
     let error = pushes.push(steps(100, 1), wait).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Closed, "{error}");
 
-    let empty = EmptyTable("steps".into());
-    replay.command(empty.into(), wait).unwrap();
+    let empty = RequestBody::EmptyTable("steps".into());
+    replay.command(empty, wait).unwrap();
     let error = replay.sample("steps", &sample_request(1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     replay.drop_table("steps", wait).unwrap();

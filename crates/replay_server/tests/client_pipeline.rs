@@ -80,11 +80,11 @@ fn handshake(
         let mut proved = None;
         let serve = async {
             let request = server.challenge(challenge).await;
-            let RequestBody::Authenticate(Authenticate { proof }) = request.body else {
+            let RequestBody::Authenticate(proof) = request.body else {
                 panic!("{request:?} comes after the challenge");
             };
             proved = proof;
-            let welcome = ReplyBody::Welcome(Welcome { proof: server_proof() });
+            let welcome = ReplyBody::Welcome(server_proof());
             server.reply(request.id, welcome).await;
             std::future::pending().await
         };
@@ -196,7 +196,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
         let mut pipeline = RequestPipeline::new(stream, limits, "the server".into());
         let serve = async {
             let authenticate = server.challenge(|_| open_challenge()).await;
-            let welcome = ReplyBody::Welcome(Welcome { proof: None });
+            let welcome = ReplyBody::Welcome(None);
             server.reply(authenticate.id, welcome).await;
             let request = server.request().await;
             answer(&mut server, request.id).await;
@@ -206,7 +206,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
         };
         let ask = async {
             pipeline.handshake(None, None).await.unwrap();
-            pipeline.call(0, None, RequestBody::Stats(Stats)).await
+            pipeline.call(0, None, RequestBody::Stats).await
         };
         tokio::select! {
             reply = ask => reply,
@@ -283,7 +283,7 @@ fn a_request_over_the_servers_limit_is_not_sent() {
         let mut pipeline = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             let request = server.challenge(|_| open_challenge()).await;
-            server.reply(request.id, ReplyBody::Welcome(Welcome { proof: None })).await;
+            server.reply(request.id, ReplyBody::Welcome(None)).await;
             server.request().await
         };
         let ask = async {
@@ -293,11 +293,11 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             let error = pipeline.call(0, None, put).await.err().unwrap();
             assert!(matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })), "{error}");
             // The pipeline is as good as before.
-            pipeline.send(0, None, RequestBody::Stats(Stats)).unwrap();
+            pipeline.send(0, None, RequestBody::Stats).unwrap();
             pipeline.flush().await.unwrap();
         };
         let (request, ()) = tokio::join!(serve, ask);
-        assert_eq!(request.body, RequestBody::Stats(Stats));
+        assert_eq!(request.body, RequestBody::Stats);
     });
 }
 
@@ -314,9 +314,8 @@ fn replies_are_read_while_requests_are_written() {
             }
         };
         let ask = async {
-            let ids: Vec<u64> = (0..20)
-                .map(|_| pipeline.send(0, None, RequestBody::DescribeTable(DescribeTable("x".repeat(500)))).unwrap())
-                .collect();
+            let ids: Vec<u64> =
+                (0..20).map(|_| pipeline.send(0, None, RequestBody::DescribeTable("x".repeat(500))).unwrap()).collect();
             pipeline.flush().await.unwrap();
             for id in ids {
                 assert_eq!(pipeline.reply().await.unwrap().id, id);
@@ -331,12 +330,12 @@ fn a_flush_to_a_server_that_has_answered_and_gone_ends() {
     block_on(async {
         let (stream, mut server) = pipes();
         let mut client = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
-        client.send(0, None, Stats.into()).unwrap();
+        client.send(0, None, RequestBody::Stats).unwrap();
         let (sent, request) = tokio::join!(client.flush(), server.request());
         sent.unwrap();
         server.reply(request.id, ReplyBody::Done).await;
         drop(server);
-        client.send(0, None, Stats.into()).unwrap();
+        client.send(0, None, RequestBody::Stats).unwrap();
         let error = client.flush().await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
         assert_eq!(client.reply().await.unwrap().id, request.id);

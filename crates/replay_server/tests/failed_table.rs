@@ -14,7 +14,7 @@ use replay_core::schema::TableConfig;
 use replay_link::command::Commands;
 use replay_link::error::Error;
 use replay_server::server::RunningServer;
-use replay_wire::{EmptyTable, ErrorCode, Snapshot};
+use replay_wire::{ErrorCode, RequestBody};
 use support::*;
 
 /// Lines of the server's log.
@@ -86,8 +86,8 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     refused(client.sample("failing", &request, wait).err().unwrap());
     refused(client.update_priorities("failing", &[1], &[1.0], wait).unwrap_err());
     refused(client.open_writer("failing", writer(2), wait).err().unwrap());
-    let empty = EmptyTable("failing".into());
-    refused(client.command(empty.into(), wait).unwrap_err());
+    let empty = RequestBody::EmptyTable("failing".into());
+    refused(client.command(empty, wait).unwrap_err());
 
     other.push(steps(8, 8), wait).unwrap();
     other.flush(wait).unwrap();
@@ -140,7 +140,7 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
     server.server().service().memory().table("steps").unwrap().end_items_unnoticed();
     pushes.push(steps(8, 8), wait).unwrap();
     pushes.flush(wait).unwrap_err();
-    let refused = client.command(Snapshot.into(), wait).unwrap_err();
+    let refused = client.command(RequestBody::Snapshot, wait).unwrap_err();
     assert!(refused.to_string().contains("table \"steps\" has failed"), "{refused}");
 
     client.drop_table("steps", wait).unwrap();
@@ -148,6 +148,6 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
     let mut pushes = client.open_writer("steps", writer(2), wait).unwrap();
     pushes.push(steps(0, 3), wait).unwrap();
     pushes.flush(wait).unwrap();
-    client.command(Snapshot.into(), wait).unwrap();
+    client.command(RequestBody::Snapshot, wait).unwrap();
     assert_eq!(drain(&client, "steps"), [0, 1, 2]);
 }

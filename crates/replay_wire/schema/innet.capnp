@@ -72,7 +72,8 @@ struct Request {
 
   union {
     hello @2 :Hello;
-    authenticate @3 :Authenticate;
+    authenticate @3 :Data;
+    # the client's proof; empty without a token
     createTable @4 :TableConfig;
     describeTable @5 :Text;
     emptyTable @6 :Text;
@@ -102,13 +103,15 @@ struct Reply {
   union {
     error @1 :Error;
     challenge @2 :Challenge;
-    welcome @3 :Welcome;
+    welcome @3 :Data;
+    # the server's proof; empty without a token
     done @4 :Void;
     # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot
     table @5 :TableConfig;
     # describeTable
     writer @6 :WriterOpened;
-    pushed @7 :Pushed;
+    pushed @7 :UInt64;
+    # steps the table has taken from this writer so far
     sampled @8 :Sampled;
     updated @9 :Updated;
     corrupt @10 :Text;
@@ -121,8 +124,8 @@ struct Reply {
     # callExtension: the payload is the service's answer
     listing @14 :Listing;
     # list
-    waiting @15 :WaitReason;
-    # No answer yet, and the reason. With a request's id, every five seconds while that request waits at the server. With
+    waiting @15 :Text;
+    # No answer yet, and the reason in JSON (`WaitReason` in crates/replay_core/src/cause.rs). With a request's id, every five seconds while that request waits at the server. With
     # id 0, about every second while the server does not read the connection, because the answers to its earlier requests
     # or memory for its next frame are missing. A client may ignore it, or report it to its user; it shows the server a
     # client that is gone.
@@ -164,99 +167,8 @@ struct Error {
   code @0 :ErrorCode;
   message @1 :Text;
   # empty with a reason
-  waitedFor @2 :WaitReason;
-  # with `deadline`: what the request waited for
-}
-
-struct WaitReason {
-  union {
-    table @0 :TableWait;
-    # a table does not admit the call yet
-    outdated @1 :OutdatedWriter;
-    # a writer's parameters are too old for its table
-    ahead @2 :UInt64;
-    # calls that wait ahead of this one, the first of which has not been tried yet
-    ownReplies @3 :UInt64;
-    # bytes of replies that this client has not read: a connection has a quarter of its role's part of --reply-bytes
-    roleReplies @4 :UInt64;
-    # bytes of replies that clients of this role have not read: their part of --reply-bytes
-    answers @5 :UInt32;
-    # unanswered requests of this connection, which is not read meanwhile
-    receiveMemory @6 :Void;
-    # the server has no memory for the connection's next frame
-    other @7 :Text;
-    # any other reason, as a sentence
-  }
-}
-
-struct TableWait {
-  table @0 :Text;
-  ahead @1 :UInt64;
-  # calls that wait ahead of this one: the cause is the first one's
-  stepsWithoutItems @2 :UInt64;
-  # steps in a table that has never had an item; else 0
-  cause :union {
-    # Of samples, which wait for writers except in `emptied`:
-    minSize :group {
-      live @3 :UInt64;
-      minSize @4 :UInt64;
-    }
-    emptied @5 :Void;
-    # the table is being emptied
-    inserts :group {
-      # the rate limiter waits for inserts
-      sampled @6 :UInt64;
-      inserted @7 :UInt64;
-      wanted @8 :UInt32;
-      missing @9 :Float64;
-      # items by which the sample is too large
-      samplesPerInsert @10 :Float64;
-      slack @11 :Float64;
-    }
-    samplesLeft :group {
-      left @12 :UInt64;
-      wanted @13 :UInt32;
-      maxTimesSampled @14 :UInt32;
-    }
-    items :group {
-      # items went while they were chosen
-      found @15 :UInt64;
-      wanted @16 :UInt32;
-    }
-
-    # Of pushes, which wait for readers:
-    samples :group {
-      # the rate limiter waits for samples
-      sampled @17 :UInt64;
-      inserted @18 :UInt64;
-      missing @19 :Float64;
-      # items to be sampled before the next insert
-      samplesPerInsert @20 :Float64;
-      slack @21 :Float64;
-    }
-    pinnedBytes :group {
-      # readers hold evicted chunks
-      pinned @22 :UInt64;
-      missing @23 :UInt64;
-      # bytes by which the push is too large
-      capacityBytes @24 :UInt64;
-    }
-    pinnedChunks @25 :Void;
-    # readers hold so many evicted chunks that there is no slot for another
-    lastItems @26 :Void;
-    # readers are taking the last items
-  }
-}
-
-struct OutdatedWriter {
-  table @0 :Text;
-  writer @1 :Text;
-  parameters @2 :Text;
-  # their name
-  version @3 :UInt64;
-  # the writer's; 0 if it has got none
-  newest @4 :UInt64;
-  maxVersionLag @5 :UInt32;
+  waitedFor @2 :Text;
+  # with `deadline`: what the request waited for, as `waiting` has it
 }
 
 struct Hello {
@@ -279,53 +191,13 @@ struct Challenge {
   # the server's limit on one frame
 }
 
-struct Authenticate {
-  proof @0 :Data;
-  # the client's; empty without a token
-}
-
-struct Welcome {
-  proof @0 :Data;
-  # the server's; empty without a token
-}
-
-enum Dtype {
-  bool @0;
-  uint8 @1;
-  int8 @2;
-  uint16 @3;
-  int16 @4;
-  uint32 @5;
-  int32 @6;
-  uint64 @7;
-  int64 @8;
-  float16 @9;
-  float32 @10;
-  float64 @11;
-}
-
-enum Codec {
-  none @0;
-  lz4 @1;
-  zstd @2;
-}
-
-enum Sampler {
-  prioritized @0;
-  uniform @1;
-  fifo @2;
-  lifo @3;
-  maxHeap @4;
-  minHeap @5;
-  rankBased @6;
-  # added later: an older peer answers a table with this sampler with the error `protocol`
-}
-
 struct Column {
   name @0 :Text;
-  dtype @1 :Dtype;
+  dtype @1 :Text = "bool";
+  # in NumPy's names
   shape @2 :List(UInt32);
-  codec @3 :Codec;
+  codec @3 :Text = "none";
+  # none, lz4, zstd
   finite @4 :Bool = true;
   # writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
   # table's view; a server does not look into rows
@@ -336,7 +208,8 @@ struct TableConfig {
   columns @1 :List(Column);
   capacity @2 :UInt64;
   capacityBytes @3 :UInt64;
-  sampler @4 :Sampler;
+  sampler @4 :Text = "prioritized";
+  # prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based
   priorityExponent @5 :Float64;
   priorityUnitLog2 @6 :Int32;
   maxTimesSampled @7 :UInt32;
@@ -412,11 +285,6 @@ struct Item {
   # rows of the window that exist around the anchor: at most the writer's window
   priority @4 :Float32 = -1;
   # before the exponent; -1 is "as the current maximum"
-}
-
-struct Pushed {
-  steps @0 :UInt64;
-  # steps the table has taken from this writer so far
 }
 
 struct Sample {

@@ -5,10 +5,12 @@ use capnp::message::{Builder, HeapAllocator, Reader, ReaderOptions};
 use capnp::serialize::{self, BufferSegments};
 
 use crate::error::{Error, Result};
-use crate::fields::{Field, Rest, internal, malformed};
+use crate::fields::{Rest, text};
 use crate::frame::{Frame, HEADER_BYTES, OutgoingFrame};
 use crate::innet_capnp as wire;
 use crate::{Reply, ReplyBody, Request, RequestBody};
+use base::error::check_size;
+use replay_core::schema::TableConfig;
 
 /// Memory for decoded lists of structs in a request, in addition to the size of its control message. Chunks and items take as much decoded
 /// as encoded; the columns of a table take more.
@@ -16,6 +18,12 @@ const SMALL_LISTS: usize = 16 << 10;
 
 /// Memory for decoded lists of structs in a reply, in bytes per byte of its control message. A list of tables takes 1.5.
 const REPLY_LISTS: usize = 3;
+
+/// First segment of a message without long lists, in words.
+const FEW_WORDS: usize = 128;
+
+/// Longest message that is built, in words: a list of Cap'n Proto has fewer.
+const MAX_WORDS: u64 = (1 << 29) - 1;
 
 /// Nesting limit; the deepest message is request, table, columns, column, shape.
 const NESTING: i32 = 16;
@@ -29,7 +37,7 @@ const NESTING: i32 = 16;
 /// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
 /// [`Error::Priority`]: replay_core::error::Error::Priority
 pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
-    let mut message = builder(request.body.words());
+    let mut message = builder(request_words(&request.body))?;
     let mut root = message.init_root::<wire::request::Builder<'_>>();
     root.set_id(request.id);
     root.set_deadline_ms(request.deadline_ms);
@@ -38,7 +46,7 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
         root.set_table_name(name);
     }
     let payload = request.body.write(root)?;
-    OutgoingFrame::new(head(&message)?, vec![payload], None)
+    OutgoingFrame::new(head(&message), vec![payload], None)
 }
 
 /// The frame of a reply. It owns the credit and the blobs, which stay pinned until it is dropped.
@@ -48,25 +56,55 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
 ///
 /// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
 pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
-    let mut message = builder(reply.body.words()?);
+    let mut message = builder(reply_words(&reply.body))?;
     let mut root = message.init_root::<wire::reply::Builder<'_>>();
     root.set_id(reply.id);
-    let (payload, credit) = reply.body.write(root)?;
-    OutgoingFrame::new(head(&message)?, payload, credit)
+    let (payload, credit) = reply.body.write(root);
+    OutgoingFrame::new(head(&message), payload, credit)
 }
 
-fn builder(words: usize) -> Builder<HeapAllocator> {
-    let words = u32::try_from(words).unwrap_or(u32::MAX);
-    Builder::new(HeapAllocator::new().first_segment_words(words))
+/// Words of a request, without its short texts. Bounds the elements of its lists.
+fn request_words(body: &RequestBody) -> usize {
+    match body {
+        RequestBody::CreateTable(table) => table_words(table),
+        RequestBody::Push(push) => FEW_WORDS + 3 * (push.body.chunks.len() + push.body.items.len()),
+        RequestBody::UpdatePriorities(update) => FEW_WORDS + update.ids.len() + update.priorities.len(),
+        _ => FEW_WORDS,
+    }
+}
+
+/// Words of a reply, without its short texts. Bounds the elements of its lists.
+fn reply_words(body: &ReplyBody) -> usize {
+    match body {
+        ReplyBody::Error { message, .. } => FEW_WORDS + message.len() / 8,
+        ReplyBody::Table(table) => table_words(table),
+        ReplyBody::Sampled(sampled) => FEW_WORDS + 4 * sampled.items.len(),
+        ReplyBody::StepsRead(read) => FEW_WORDS + 4 * read.chunks.len(),
+        ReplyBody::Stats(json) => FEW_WORDS + json.len() / 8,
+        ReplyBody::Listing(listing) => {
+            listing.tables.iter().map(table_words).sum::<usize>() + 8 * listing.parameters.len()
+        }
+        _ => FEW_WORDS,
+    }
+}
+
+fn table_words(table: &TableConfig) -> usize {
+    FEW_WORDS + table.columns.iter().map(|column| 8 + column.shape.len()).sum::<usize>()
+}
+
+/// A message whose first segment has `words`. Lists over Cap'n Proto's limits are refused here: its builders would panic.
+fn builder(words: usize) -> Result<Builder<HeapAllocator>> {
+    check_size("a control message, in words,", words as u64, MAX_WORDS, "send less at a time")?;
+    Ok(Builder::new(HeapAllocator::new().first_segment_words(words as u32)))
 }
 
 /// The message, behind [`HEADER_BYTES`] free bytes.
-fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
+fn head(message: &Builder<HeapAllocator>) -> Vec<u8> {
     let bytes = 8 * serialize::compute_serialized_size_in_words(message);
     let mut head = Vec::with_capacity(HEADER_BYTES + bytes);
     head.resize(HEADER_BYTES, 0);
-    serialize::write_message(&mut head, message).map_err(internal)?;
-    Ok(head)
+    serialize::write_message(&mut head, message).expect("a vector takes any message");
+    head
 }
 
 /// The request in a frame.
@@ -76,11 +114,11 @@ fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
 /// twice its encoded size plus 16 KiB.
 pub fn decode_request(frame: Frame) -> Result<Request> {
     let message = reader(&frame)?;
-    let root: wire::request::Reader<'_> = message.get_root().map_err(malformed)?;
+    let root: wire::request::Reader<'_> = message.get_root()?;
     let rest = Rest::new(frame.payload.clone(), frame.control_bytes() + SMALL_LISTS);
     let body = RequestBody::read(root, &rest)?;
     refuse_unused(&rest)?;
-    let table_name = root.has_table_name().then(|| Field::read(root.get_table_name())).transpose()?;
+    let table_name = root.has_table_name().then(|| text(root.get_table_name())).transpose()?;
     let (id, deadline_ms, table) = (root.get_id(), root.get_deadline_ms(), root.get_table());
     Ok(Request { id, deadline_ms, table, table_name, body })
 }
@@ -91,7 +129,7 @@ pub fn decode_request(frame: Frame) -> Result<Request> {
 /// [`Error::Protocol`] for anything but a reply.
 pub fn decode_reply(frame: Frame) -> Result<Reply> {
     let message = reader(&frame)?;
-    let root: wire::reply::Reader<'_> = message.get_root().map_err(malformed)?;
+    let root: wire::reply::Reader<'_> = message.get_root()?;
     let rest = Rest::new(frame.payload.clone(), REPLY_LISTS * frame.control_bytes());
     let body = ReplyBody::read(root, &rest)?;
     refuse_unused(&rest)?;
@@ -106,7 +144,7 @@ fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
         nesting_limit: NESTING,
     };
     let bytes = Word::words_to_bytes(&frame.control);
-    let segments = BufferSegments::new(bytes, options).map_err(malformed)?;
+    let segments = BufferSegments::new(bytes, options)?;
     Ok(Reader::new(segments, options))
 }
 

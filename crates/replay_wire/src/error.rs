@@ -45,6 +45,18 @@ pub enum Error {
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+impl From<capnp::Error> for Error {
+    fn from(error: capnp::Error) -> Self {
+        Error::Protocol(format!("a malformed message: {error}"))
+    }
+}
+
+impl From<capnp::NotInSchema> for Error {
+    fn from(error: capnp::NotInSchema) -> Self {
+        Error::Protocol(format!("a message with a variant that this release does not know: {error}"))
+    }
+}
+
 impl Error {
     /// Kind of the error.
     pub fn code(&self) -> ErrorCode {

@@ -1,35 +1,28 @@
-//! Mapping between structs and enums of this workspace and the schema, in both directions: by name, where names are equal. A variant that
-//! is missing on one side is a compile error.
+//! Fields of messages, and what a frame has beside its control message.
 
 use std::cell::Cell;
 
 use bytes::Bytes;
 use capnp::traits::OwnedStruct;
-use capnp::{NotInSchema, data, struct_list, text};
+use capnp::{data, struct_list, text};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use base::error::check_size;
+use base::words::shortened;
 use replay_core::replay::SampleCredit;
-/// Longest list in a message: Cap'n Proto counts elements in 29 bits.
-const MAX_LIST: usize = (1 << 29) - 1;
 
-/// Words of a request or reply without long lists.
-pub const FEW_WORDS: usize = 128;
+/// Most bytes of a text in an error: the peer may be unauthenticated, and errors are logged.
+pub const QUOTED: usize = 64;
+
+/// Most bytes of a parser's reason, which also quotes the text.
+const REASON: usize = 256;
+
+/// Why `expect` of the setter of a list of numbers holds: capnp's setters of slices always return `Ok`.
+pub const COPIED: &str = "a slice of numbers is copied";
 
 /// A reply's payload, and the credit that counts a sample once the frame is delivered.
 pub type Payload = (Vec<Bytes>, Option<Box<dyn SampleCredit>>);
-
-/// A field, as generated readers return it and generated builders accept it.
-pub trait Field: Sized {
-    type Read<'a>;
-    type Written<'a>
-    where
-        Self: 'a;
-
-    fn read(value: Self::Read<'_>) -> Result<Self>;
-
-    fn write(&self) -> Result<Self::Written<'_>>;
-}
 
 /// Rest of a frame during decoding: the payload, and the memory budget left for lists of structs. Elements may take no bytes in the
 /// message, so the length of the message does not bound the lists.
@@ -49,203 +42,71 @@ impl Rest {
         self.payload.take()
     }
 
-    fn take_room(&self, bytes: usize) -> Result<()> {
-        let left = self
-            .room
-            .get()
-            .checked_sub(bytes)
-            .ok_or_else(|| Error::Protocol("a message whose lists are much longer decoded than encoded".into()))?;
-        self.room.set(left);
-        Ok(())
-    }
-}
-
-/// A struct of the schema.
-pub trait Message: Sized {
-    type Struct: OwnedStruct;
-
-    fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self>;
-
-    fn write(&self, out: <Self::Struct as OwnedStruct>::Builder<'_>) -> Result<()>;
-
-    /// Estimated words of a request or reply with this content.
-    fn words(&self) -> usize {
-        FEW_WORDS
-    }
-
-    /// The payload of a reply with this content.
-    fn into_payload(self) -> Payload {
-        (Vec::new(), None)
-    }
-}
-
-/// Reader of a message.
-pub type Reader<'a, T> = <<T as Message>::Struct as OwnedStruct>::Reader<'a>;
-
-macro_rules! same_variants {
-    ($name:ident: $($variant:ident)+) => {
-        impl From<$name> for wire::$name {
-            fn from(value: $name) -> Self {
-                match value {
-                    $($name::$variant => wire::$name::$variant,)+
-                }
-            }
+    /// A list of structs, each by `read`.
+    pub fn list<'a, S: OwnedStruct, T>(
+        &self,
+        list: capnp::Result<struct_list::Reader<'a, S>>,
+        read: impl Fn(S::Reader<'a>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let list = list?;
+        let left = self.room.get().checked_sub(list.len() as usize * size_of::<T>());
+        let longer = || Error::Protocol("a message whose lists are much longer decoded than encoded".into());
+        self.room.set(left.ok_or_else(longer)?);
+        // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
+        let mut values = Vec::with_capacity(list.len() as usize);
+        for item in list {
+            values.push(read(item)?);
         }
-
-        impl From<wire::$name> for $name {
-            fn from(value: wire::$name) -> Self {
-                match value {
-                    $(wire::$name::$variant => $name::$variant,)+
-                }
-            }
-        }
-
-        impl Field for $name {
-            type Read<'a> = std::result::Result<wire::$name, capnp::NotInSchema>;
-            type Written<'a> = wire::$name;
-
-            fn read(value: Self::Read<'_>) -> Result<Self> {
-                value.map(Into::into).map_err(unknown)
-            }
-
-            fn write(&self) -> Result<Self::Written<'_>> {
-                Ok((*self).into())
-            }
-        }
-    };
-}
-
-/// Implements [`Message`] by field names. `?` precedes an optional struct, `|` a field that is not in the message, `;` lists of structs,
-/// with their names in errors.
-macro_rules! same_fields {
-    ($($message:ident: $type:ident {
-        $($field:ident),*
-        $(? $optional:ident)?
-        $(| $own:ident = $value:expr)?
-        $(; $($list:ident: $what:literal),+)?
-    })+) => { paste! {$(
-        impl Message for $type {
-            type Struct = wire::$message::Owned;
-
-            #[allow(unused_variables, reason = "only some messages have lists or payloads")]
-            fn read(from: wire::$message::Reader<'_>, rest: &Rest) -> Result<Self> {
-                Ok($type {
-                    $($field: Field::read(from.[<get_ $field>]())?,)*
-                    $($own: ($value)(rest),)?
-                    $($optional: read_optional(from.[<has_ $optional>](), from.[<get_ $optional>](), rest)?,)?
-                    $($($list: read_list(from.[<get_ $list>](), rest)?,)+)?
-                })
-            }
-
-            fn write(&self, mut out: wire::$message::Builder<'_>) -> Result<()> {
-                $(out.[<set_ $field>](self.$field.write()?);)*
-                $(if let Some(value) = &self.$optional {
-                    value.write(out.reborrow().[<init_ $optional>]())?;
-                })?
-                $($(
-                    let len = list_len($what, self.$list.len())?;
-                    write_list(out.reborrow().[<init_ $list>](len), &self.$list)?;
-                )+)?
-                Ok(())
-            }
-        }
-    )+}};
-}
-
-macro_rules! numbers {
-    ($($type:ty)+) => {$(
-        impl Field for $type {
-            type Read<'a> = Self;
-            type Written<'a> = Self;
-
-            fn read(value: Self) -> Result<Self> {
-                Ok(value)
-            }
-
-            fn write(&self) -> Result<Self> {
-                Ok(*self)
-            }
-        }
-    )+};
-}
-
-numbers!(bool u16 u32 i32 u64 f64);
-
-impl Field for String {
-    type Read<'a> = capnp::Result<text::Reader<'a>>;
-    type Written<'a> = &'a str;
-
-    fn read(text: Self::Read<'_>) -> Result<Self> {
-        let text = text.map_err(malformed)?;
-        text.to_string().map_err(|error| {
-            let start = String::from_utf8_lossy(&text.as_bytes()[..text.len().min(64)]);
-            Error::Protocol(format!("a text is not UTF-8 but {start:?}: {error}"))
-        })
-    }
-
-    fn write(&self) -> Result<&str> {
-        Ok(self)
+        Ok(values)
     }
 }
 
-/// A nonce or a key.
-impl<const N: usize> Field for [u8; N] {
-    type Read<'a> = capnp::Result<data::Reader<'a>>;
-    type Written<'a> = data::Reader<'a>;
-
-    fn read(data: Self::Read<'_>) -> Result<Self> {
-        let data = data.map_err(malformed)?;
-        let wrong_length = || format!("a field of {N} bytes has {}", data.len());
-        <[u8; N]>::try_from(data).map_err(|_| Error::Protocol(wrong_length()))
-    }
-
-    fn write(&self) -> Result<&[u8]> {
-        Ok(self)
-    }
-}
-
-/// A struct behind a pointer.
-pub fn read<T: Message>(reader: capnp::Result<Reader<'_, T>>, rest: &Rest) -> Result<T> {
-    T::read(reader.map_err(malformed)?, rest)
-}
-
-/// A struct that may be missing.
-pub fn read_optional<T: Message>(there: bool, reader: capnp::Result<Reader<'_, T>>, rest: &Rest) -> Result<Option<T>> {
-    there.then(|| read(reader, rest)).transpose()
-}
-
-pub fn read_list<T: Message>(list: capnp::Result<struct_list::Reader<'_, T::Struct>>, rest: &Rest) -> Result<Vec<T>> {
-    let list = list.map_err(malformed)?;
-    rest.take_room(list.len() as usize * size_of::<T>())?;
-    // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
-    let mut values = Vec::with_capacity(list.len() as usize);
-    for item in list {
-        values.push(T::read(item, rest)?);
-    }
-    Ok(values)
-}
-
-pub fn write_list<T: Message>(mut list: struct_list::Builder<'_, T::Struct>, values: &[T]) -> Result<()> {
+/// Writes a list of structs, each by `write`.
+pub fn write_list<S: OwnedStruct, T>(
+    mut list: struct_list::Builder<'_, S>,
+    values: &[T],
+    write: impl Fn(&T, S::Builder<'_>),
+) {
     for (i, value) in values.iter().enumerate() {
-        value.write(list.reborrow().get(i as u32))?;
+        write(value, list.reborrow().get(i as u32));
     }
-    Ok(())
 }
 
-/// The length of a list, as Cap'n Proto counts it.
-pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
-    check_size(what, len as u64, MAX_LIST as u64, "send less at a time")?;
-    Ok(len as u32)
+/// A text.
+pub fn text(text: capnp::Result<text::Reader<'_>>) -> Result<String> {
+    let text = text?;
+    text.to_string().map_err(|error| {
+        let start = String::from_utf8_lossy(&text.as_bytes()[..text.len().min(QUOTED)]);
+        Error::Protocol(format!("a text is not UTF-8 but {start:?}: {error}"))
+    })
 }
 
-pub(super) fn internal(error: capnp::Error) -> Error {
-    replay_core::Error::Internal(format!("a message could not be built: {error}")).into()
+/// A nonce or a proof.
+pub fn key(data: capnp::Result<data::Reader<'_>>) -> Result<[u8; 32]> {
+    let data = data?;
+    data.try_into().map_err(|_| Error::Protocol(format!("a field of 32 bytes has {}", data.len())))
 }
 
-pub fn malformed(error: capnp::Error) -> Error {
-    Error::Protocol(format!("a malformed message: {error}"))
+/// A value by its name in files and in Python.
+pub fn named<T: DeserializeOwned>(what: &str, name: capnp::Result<text::Reader<'_>>) -> Result<T> {
+    let name = text(name)?;
+    let value = T::deserialize(serde::de::value::StrDeserializer::<serde_json::Error>::new(&name));
+    value.map_err(|error| {
+        let reason = shortened(error.to_string(), REASON);
+        Error::Protocol(format!("{what}, which this release does not know: {reason}; update it, or choose another"))
+    })
 }
 
-pub fn unknown(error: NotInSchema) -> Error {
-    Error::Protocol(format!("a message with a variant that this release does not know: {error}"))
+/// A value in JSON, which clients of other languages read, too.
+pub fn json<T: DeserializeOwned>(what: &str, json: capnp::Result<text::Reader<'_>>) -> Result<T> {
+    let json = text(json)?;
+    serde_json::from_str(&json).map_err(|error| {
+        let (start, reason) = (shortened(&*json, QUOTED), shortened(error.to_string(), REASON));
+        Error::Protocol(format!("{what} {start:?} cannot be read: {reason}"))
+    })
+}
+
+/// JSON of a value.
+pub fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("a value with derived serialisation and texts as keys has JSON")
 }

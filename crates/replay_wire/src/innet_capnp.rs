@@ -365,14 +365,14 @@ pub mod request {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_authenticate(&mut self, value: crate::innet_capnp::authenticate::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_authenticate(&mut self, value: ::capnp::data::Reader<'_>)  {
             self.builder.set_data_field::<u16>(6, 1);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
+            self.builder.reborrow().get_pointer_field(0).set_data(value);
         }
         #[inline]
-        pub fn init_authenticate(self, ) -> crate::innet_capnp::authenticate::Builder<'a> {
+        pub fn init_authenticate(self, size: u32) -> ::capnp::data::Builder<'a> {
             self.builder.set_data_field::<u16>(6, 1);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
+            self.builder.get_pointer_field(0).init_data(size)
         }
         #[inline]
         pub fn has_authenticate(&self) -> bool {
@@ -970,11 +970,11 @@ pub mod request {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(97, 117, 116, 104, 101, 110, 116, 105),
             ::capnp::word(99, 97, 116, 101, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(124, 152, 90, 152, 49, 21, 89, 228),
+            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(99, 114, 101, 97, 116, 101, 84, 97),
@@ -1159,7 +1159,7 @@ pub mod request {
                 0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 1 => <u32 as ::capnp::introspect::Introspect>::introspect(),
                 2 => <crate::innet_capnp::hello::Owned as ::capnp::introspect::Introspect>::introspect(),
-                3 => <crate::innet_capnp::authenticate::Owned as ::capnp::introspect::Introspect>::introspect(),
+                3 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                 4 => <crate::innet_capnp::table_config::Owned as ::capnp::introspect::Introspect>::introspect(),
                 5 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 6 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
@@ -1220,8 +1220,8 @@ pub mod request {
         ReadSteps(A15),
         DropParameters(A16),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Reader<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::push::Reader<'a>>,::capnp::Result<crate::innet_capnp::sample::Reader<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Reader<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Reader<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>,::capnp::Result<crate::innet_capnp::read_steps::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Builder<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::push::Builder<'a>>,::capnp::Result<crate::innet_capnp::sample::Builder<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Builder<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Builder<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>,::capnp::Result<crate::innet_capnp::read_steps::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Reader<'a>>,::capnp::Result<::capnp::data::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::push::Reader<'a>>,::capnp::Result<crate::innet_capnp::sample::Reader<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Reader<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Reader<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>,::capnp::Result<crate::innet_capnp::read_steps::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Builder<'a>>,::capnp::Result<::capnp::data::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::push::Builder<'a>>,::capnp::Result<crate::innet_capnp::sample::Builder<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Builder<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Builder<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>,::capnp::Result<crate::innet_capnp::read_steps::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>>;
 }
 
 pub mod reply {
@@ -1317,11 +1317,6 @@ pub mod reply {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn has_pushed(&self) -> bool {
-            if self.reader.get_data_field::<u16>(4) != 6 { return false; }
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
         pub fn has_sampled(&self) -> bool {
             if self.reader.get_data_field::<u16>(4) != 7 { return false; }
             !self.reader.get_pointer_field(0).is_null()
@@ -1401,7 +1396,7 @@ pub mod reply {
                 }
                 6 => {
                     ::core::result::Result::Ok(Pushed(
-                        ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
+                        self.reader.get_data_field::<u64>(2)
                     ))
                 }
                 7 => {
@@ -1456,7 +1451,7 @@ pub mod reply {
 
     pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
     impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 2, pointers: 1 };
+        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 3, pointers: 1 };
     }
     impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
         const TYPE_ID: u64 = _private::TYPE_ID;
@@ -1545,14 +1540,14 @@ pub mod reply {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_welcome(&mut self, value: crate::innet_capnp::welcome::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_welcome(&mut self, value: ::capnp::data::Reader<'_>)  {
             self.builder.set_data_field::<u16>(4, 2);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
+            self.builder.reborrow().get_pointer_field(0).set_data(value);
         }
         #[inline]
-        pub fn init_welcome(self, ) -> crate::innet_capnp::welcome::Builder<'a> {
+        pub fn init_welcome(self, size: u32) -> ::capnp::data::Builder<'a> {
             self.builder.set_data_field::<u16>(4, 2);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
+            self.builder.get_pointer_field(0).init_data(size)
         }
         #[inline]
         pub fn has_welcome(&self) -> bool {
@@ -1594,19 +1589,9 @@ pub mod reply {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_pushed(&mut self, value: crate::innet_capnp::pushed::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_pushed(&mut self, value: u64)  {
             self.builder.set_data_field::<u16>(4, 6);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
-        }
-        #[inline]
-        pub fn init_pushed(self, ) -> crate::innet_capnp::pushed::Builder<'a> {
-            self.builder.set_data_field::<u16>(4, 6);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
-        }
-        #[inline]
-        pub fn has_pushed(&self) -> bool {
-            if self.builder.get_data_field::<u16>(4) != 6 { return false; }
-            !self.builder.is_pointer_field_null(0)
+            self.builder.set_data_field::<u64>(2, value);
         }
         #[inline]
         pub fn set_sampled(&mut self, value: crate::innet_capnp::sampled::Reader<'_>) -> ::capnp::Result<()> {
@@ -1714,14 +1699,14 @@ pub mod reply {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_waiting(&mut self, value: crate::innet_capnp::wait_reason::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_waiting(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
             self.builder.set_data_field::<u16>(4, 14);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
         }
         #[inline]
-        pub fn init_waiting(self, ) -> crate::innet_capnp::wait_reason::Builder<'a> {
+        pub fn init_waiting(self, size: u32) -> ::capnp::text::Builder<'a> {
             self.builder.set_data_field::<u16>(4, 14);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
+            self.builder.get_pointer_field(0).init_text(size)
         }
         #[inline]
         pub fn has_waiting(&self) -> bool {
@@ -1778,7 +1763,7 @@ pub mod reply {
                 }
                 6 => {
                     ::core::result::Result::Ok(Pushed(
-                        ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
+                        self.builder.get_data_field::<u64>(2)
                     ))
                 }
                 7 => {
@@ -1843,7 +1828,7 @@ pub mod reply {
         pub(crate) static ENCODED_NODE: [::capnp::Word; 276] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
             ::capnp::word(236, 161, 27, 146, 200, 109, 21, 242),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
+            ::capnp::word(12, 0, 0, 0, 1, 0, 3, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
             ::capnp::word(1, 0, 7, 0, 0, 0, 16, 0),
             ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
@@ -1907,7 +1892,7 @@ pub mod reply {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(228, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(240, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(7, 0, 249, 255, 0, 0, 0, 0),
+            ::capnp::word(7, 0, 249, 255, 2, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(237, 1, 0, 0, 58, 0, 0, 0),
@@ -2003,11 +1988,11 @@ pub mod reply {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 101, 108, 99, 111, 109, 101, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(226, 0, 157, 132, 90, 10, 187, 170),
+            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(100, 111, 110, 101, 0, 0, 0, 0),
@@ -2035,11 +2020,11 @@ pub mod reply {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(112, 117, 115, 104, 101, 100, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(126, 79, 197, 194, 120, 190, 184, 230),
+            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(115, 97, 109, 112, 108, 101, 100, 0),
@@ -2101,11 +2086,11 @@ pub mod reply {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 97, 105, 116, 105, 110, 103, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(186, 165, 226, 97, 248, 84, 159, 191),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(115, 116, 101, 112, 115, 82, 101, 97),
@@ -2123,11 +2108,11 @@ pub mod reply {
                 0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 1 => <crate::innet_capnp::error::Owned as ::capnp::introspect::Introspect>::introspect(),
                 2 => <crate::innet_capnp::challenge::Owned as ::capnp::introspect::Introspect>::introspect(),
-                3 => <crate::innet_capnp::welcome::Owned as ::capnp::introspect::Introspect>::introspect(),
+                3 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
                 4 => <() as ::capnp::introspect::Introspect>::introspect(),
                 5 => <crate::innet_capnp::table_config::Owned as ::capnp::introspect::Introspect>::introspect(),
                 6 => <crate::innet_capnp::writer_opened::Owned as ::capnp::introspect::Introspect>::introspect(),
-                7 => <crate::innet_capnp::pushed::Owned as ::capnp::introspect::Introspect>::introspect(),
+                7 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 8 => <crate::innet_capnp::sampled::Owned as ::capnp::introspect::Introspect>::introspect(),
                 9 => <crate::innet_capnp::updated::Owned as ::capnp::introspect::Introspect>::introspect(),
                 10 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
@@ -2135,7 +2120,7 @@ pub mod reply {
                 12 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 13 => <crate::innet_capnp::extension::Owned as ::capnp::introspect::Introspect>::introspect(),
                 14 => <crate::innet_capnp::listing::Owned as ::capnp::introspect::Introspect>::introspect(),
-                15 => <crate::innet_capnp::wait_reason::Owned as ::capnp::introspect::Introspect>::introspect(),
+                15 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 16 => <crate::innet_capnp::steps_read::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -2155,26 +2140,26 @@ pub mod reply {
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,10,4,1,13,0,14,11,7,8,12,16,5,9,15,3,6];
         pub(crate) const TYPE_ID: u64 = 0xf215_6dc8_921b_a1ec;
     }
-    pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12,A13,A14> {
+    pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12,A13> {
         Error(A0),
         Challenge(A1),
         Welcome(A2),
         Done(()),
         Table(A3),
         Writer(A4),
-        Pushed(A5),
-        Sampled(A6),
-        Updated(A7),
-        Corrupt(A8),
-        Parameters(A9),
-        Stats(A10),
-        Extension(A11),
-        Listing(A12),
-        Waiting(A13),
-        StepsRead(A14),
+        Pushed(u64),
+        Sampled(A5),
+        Updated(A6),
+        Corrupt(A7),
+        Parameters(A8),
+        Stats(A9),
+        Extension(A10),
+        Listing(A11),
+        Waiting(A12),
+        StepsRead(A13),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<crate::innet_capnp::welcome::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::pushed::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Reader<'a>>,::capnp::Result<crate::innet_capnp::steps_read::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<crate::innet_capnp::welcome::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::pushed::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Builder<'a>>,::capnp::Result<crate::innet_capnp::steps_read::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<::capnp::data::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::steps_read::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<::capnp::data::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::steps_read::Builder<'a>>>;
 }
 
 #[repr(u16)]
@@ -2473,7 +2458,7 @@ pub mod error {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn get_waited_for(self) -> ::capnp::Result<crate::innet_capnp::wait_reason::Reader<'a>> {
+        pub fn get_waited_for(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
         }
         #[inline]
@@ -2559,16 +2544,16 @@ pub mod error {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn get_waited_for(self) -> ::capnp::Result<crate::innet_capnp::wait_reason::Builder<'a>> {
+        pub fn get_waited_for(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_waited_for(&mut self, value: crate::innet_capnp::wait_reason::Reader<'_>) -> ::capnp::Result<()> {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false)
+        pub fn set_waited_for(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false).unwrap()
         }
         #[inline]
-        pub fn init_waited_for(self, ) -> crate::innet_capnp::wait_reason::Builder<'a> {
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(1), 0)
+        pub fn init_waited_for(self, size: u32) -> ::capnp::text::Builder<'a> {
+            self.builder.get_pointer_field(1).init_text(size)
         }
         #[inline]
         pub fn has_waited_for(&self) -> bool {
@@ -2583,9 +2568,6 @@ pub mod error {
         }
     }
     impl Pipeline  {
-        pub fn get_waited_for(&self) -> crate::innet_capnp::wait_reason::Pipeline {
-            ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(1))
-        }
     }
     mod _private {
         pub(crate) static ENCODED_NODE: [::capnp::Word; 63] = [
@@ -2645,11 +2627,11 @@ pub mod error {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 97, 105, 116, 101, 100, 70, 111),
             ::capnp::word(114, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(186, 165, 226, 97, 248, 84, 159, 191),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
         ];
@@ -2657,7 +2639,7 @@ pub mod error {
             match index {
                 0 => <crate::innet_capnp::ErrorCode as ::capnp::introspect::Introspect>::introspect(),
                 1 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                2 => <crate::innet_capnp::wait_reason::Owned as ::capnp::introspect::Introspect>::introspect(),
+                2 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
         }
@@ -2675,3237 +2657,6 @@ pub mod error {
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,1,2];
         pub(crate) const TYPE_ID: u64 = 0xbc3a_a5d6_cb8b_1fc7;
-    }
-}
-
-pub mod wait_reason {
-    pub use self::Which::{Table,Outdated,Ahead,OwnReplies,RoleReplies,Answers,ReceiveMemory,Other};
-
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            if self.reader.get_data_field::<u16>(0) != 0 { return false; }
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn has_outdated(&self) -> bool {
-            if self.reader.get_data_field::<u16>(0) != 1 { return false; }
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn has_other(&self) -> bool {
-            if self.reader.get_data_field::<u16>(0) != 7 { return false; }
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn which(self) -> ::core::result::Result<WhichReader<'a,>, ::capnp::NotInSchema> {
-            match self.reader.get_data_field::<u16>(0) {
-                0 => {
-                    ::core::result::Result::Ok(Table(
-                        ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                1 => {
-                    ::core::result::Result::Ok(Outdated(
-                        ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                2 => {
-                    ::core::result::Result::Ok(Ahead(
-                        self.reader.get_data_field::<u64>(1)
-                    ))
-                }
-                3 => {
-                    ::core::result::Result::Ok(OwnReplies(
-                        self.reader.get_data_field::<u64>(1)
-                    ))
-                }
-                4 => {
-                    ::core::result::Result::Ok(RoleReplies(
-                        self.reader.get_data_field::<u64>(1)
-                    ))
-                }
-                5 => {
-                    ::core::result::Result::Ok(Answers(
-                        self.reader.get_data_field::<u32>(2)
-                    ))
-                }
-                6 => {
-                    ::core::result::Result::Ok(ReceiveMemory(
-                        ()
-                    ))
-                }
-                7 => {
-                    ::core::result::Result::Ok(Other(
-                        ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                x => ::core::result::Result::Err(::capnp::NotInSchema(x))
-            }
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 2, pointers: 1 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn set_table(&mut self, value: crate::innet_capnp::table_wait::Reader<'_>) -> ::capnp::Result<()> {
-            self.builder.set_data_field::<u16>(0, 0);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
-        }
-        #[inline]
-        pub fn init_table(self, ) -> crate::innet_capnp::table_wait::Builder<'a> {
-            self.builder.set_data_field::<u16>(0, 0);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            if self.builder.get_data_field::<u16>(0) != 0 { return false; }
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn set_outdated(&mut self, value: crate::innet_capnp::outdated_writer::Reader<'_>) -> ::capnp::Result<()> {
-            self.builder.set_data_field::<u16>(0, 1);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
-        }
-        #[inline]
-        pub fn init_outdated(self, ) -> crate::innet_capnp::outdated_writer::Builder<'a> {
-            self.builder.set_data_field::<u16>(0, 1);
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
-        }
-        #[inline]
-        pub fn has_outdated(&self) -> bool {
-            if self.builder.get_data_field::<u16>(0) != 1 { return false; }
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn set_ahead(&mut self, value: u64)  {
-            self.builder.set_data_field::<u16>(0, 2);
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn set_own_replies(&mut self, value: u64)  {
-            self.builder.set_data_field::<u16>(0, 3);
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn set_role_replies(&mut self, value: u64)  {
-            self.builder.set_data_field::<u16>(0, 4);
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn set_answers(&mut self, value: u32)  {
-            self.builder.set_data_field::<u16>(0, 5);
-            self.builder.set_data_field::<u32>(2, value);
-        }
-        #[inline]
-        pub fn set_receive_memory(&mut self, _value: ())  {
-            self.builder.set_data_field::<u16>(0, 6);
-        }
-        #[inline]
-        pub fn set_other(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            self.builder.set_data_field::<u16>(0, 7);
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_other(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.set_data_field::<u16>(0, 7);
-            self.builder.get_pointer_field(0).init_text(size)
-        }
-        #[inline]
-        pub fn has_other(&self) -> bool {
-            if self.builder.get_data_field::<u16>(0) != 7 { return false; }
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn which(self) -> ::core::result::Result<WhichBuilder<'a,>, ::capnp::NotInSchema> {
-            match self.builder.get_data_field::<u16>(0) {
-                0 => {
-                    ::core::result::Result::Ok(Table(
-                        ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                1 => {
-                    ::core::result::Result::Ok(Outdated(
-                        ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                2 => {
-                    ::core::result::Result::Ok(Ahead(
-                        self.builder.get_data_field::<u64>(1)
-                    ))
-                }
-                3 => {
-                    ::core::result::Result::Ok(OwnReplies(
-                        self.builder.get_data_field::<u64>(1)
-                    ))
-                }
-                4 => {
-                    ::core::result::Result::Ok(RoleReplies(
-                        self.builder.get_data_field::<u64>(1)
-                    ))
-                }
-                5 => {
-                    ::core::result::Result::Ok(Answers(
-                        self.builder.get_data_field::<u32>(2)
-                    ))
-                }
-                6 => {
-                    ::core::result::Result::Ok(ReceiveMemory(
-                        ()
-                    ))
-                }
-                7 => {
-                    ::core::result::Result::Ok(Other(
-                        ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-                    ))
-                }
-                x => ::core::result::Result::Err(::capnp::NotInSchema(x))
-            }
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 141] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(186, 165, 226, 97, 248, 84, 159, 191),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(1, 0, 7, 0, 0, 0, 8, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 186, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 199, 1, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 87, 97, 105, 116),
-            ::capnp::word(82, 101, 97, 115, 111, 110, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(32, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 255, 255, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(209, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(204, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(216, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 254, 255, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(213, 0, 0, 0, 74, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(212, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(224, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 253, 255, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(221, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(216, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(228, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 252, 255, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(225, 0, 0, 0, 90, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(224, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(236, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 251, 255, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(233, 0, 0, 0, 98, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(232, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(244, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(5, 0, 250, 255, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(241, 0, 0, 0, 66, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(236, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(248, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(6, 0, 249, 255, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 6, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(245, 0, 0, 0, 114, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(244, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(0, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(7, 0, 248, 255, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(253, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(248, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(4, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(116, 97, 98, 108, 101, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(47, 195, 54, 24, 132, 128, 61, 222),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(111, 117, 116, 100, 97, 116, 101, 100),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(45, 227, 237, 89, 79, 2, 28, 252),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 104, 101, 97, 100, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(111, 119, 110, 82, 101, 112, 108, 105),
-            ::capnp::word(101, 115, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(114, 111, 108, 101, 82, 101, 112, 108),
-            ::capnp::word(105, 101, 115, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 110, 115, 119, 101, 114, 115, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(114, 101, 99, 101, 105, 118, 101, 77),
-            ::capnp::word(101, 109, 111, 114, 121, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(111, 116, 104, 101, 114, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <crate::innet_capnp::table_wait::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <crate::innet_capnp::outdated_writer::Owned as ::capnp::introspect::Introspect>::introspect(),
-                2 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                3 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                5 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                6 => <() as ::capnp::introspect::Introspect>::introspect(),
-                7 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[0,1,2,3,4,5,6,7];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,5,7,1,3,6,4,0];
-        pub(crate) const TYPE_ID: u64 = 0xbf9f_54f8_61e2_a5ba;
-    }
-    pub enum Which<A0,A1,A2> {
-        Table(A0),
-        Outdated(A1),
-        Ahead(u64),
-        OwnReplies(u64),
-        RoleReplies(u64),
-        Answers(u32),
-        ReceiveMemory(()),
-        Other(A2),
-    }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::table_wait::Reader<'a>>,::capnp::Result<crate::innet_capnp::outdated_writer::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::table_wait::Builder<'a>>,::capnp::Result<crate::innet_capnp::outdated_writer::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>>;
-}
-
-pub mod table_wait {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_table(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn get_ahead(self) -> u64 {
-            self.reader.get_data_field::<u64>(0)
-        }
-        #[inline]
-        pub fn get_steps_without_items(self) -> u64 {
-            self.reader.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn get_cause(self) -> crate::innet_capnp::table_wait::cause::Reader<'a> {
-            self.reader.into()
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_table(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_table(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_table(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(0).init_text(size)
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn get_ahead(self) -> u64 {
-            self.builder.get_data_field::<u64>(0)
-        }
-        #[inline]
-        pub fn set_ahead(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(0, value);
-        }
-        #[inline]
-        pub fn get_steps_without_items(self) -> u64 {
-            self.builder.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn set_steps_without_items(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn get_cause(self) -> crate::innet_capnp::table_wait::cause::Builder<'a> {
-            self.builder.into()
-        }
-        #[inline]
-        pub fn init_cause(self, ) -> crate::innet_capnp::table_wait::cause::Builder<'a> {
-            self.builder.set_data_field::<u16>(16, 0);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u64>(3, 0u64);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u64>(3, 0u64);
-            self.builder.set_data_field::<u32>(9, 0u32);
-            self.builder.set_data_field::<f64>(5, 0f64);
-            self.builder.set_data_field::<f64>(6, 0f64);
-            self.builder.set_data_field::<f64>(7, 0f64);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u32>(9, 0u32);
-            self.builder.set_data_field::<u32>(6, 0u32);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u32>(9, 0u32);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u64>(3, 0u64);
-            self.builder.set_data_field::<f64>(5, 0f64);
-            self.builder.set_data_field::<f64>(6, 0f64);
-            self.builder.set_data_field::<f64>(7, 0f64);
-            self.builder.set_data_field::<u64>(2, 0u64);
-            self.builder.set_data_field::<u64>(3, 0u64);
-            self.builder.set_data_field::<u64>(5, 0u64);
-            self.builder.into()
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-        pub fn get_cause(&self) -> crate::innet_capnp::table_wait::cause::Pipeline {
-            ::capnp::capability::FromTypelessPipeline::new(self._typeless.noop())
-        }
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 72] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(47, 195, 54, 24, 132, 128, 61, 222),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 8, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(1, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 178, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 231, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-            ::capnp::word(101, 87, 97, 105, 116, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(16, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(92, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(104, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(101, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(96, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(108, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 0, 0, 0, 146, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(108, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(120, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-            ::capnp::word(117, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(116, 97, 98, 108, 101, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 104, 101, 97, 100, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(115, 116, 101, 112, 115, 87, 105, 116),
-            ::capnp::word(104, 111, 117, 116, 73, 116, 101, 109),
-            ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(99, 97, 117, 115, 101, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                2 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                3 => <crate::innet_capnp::table_wait::cause::Owned as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[1,3,2,0];
-        pub(crate) const TYPE_ID: u64 = 0xde3d_8084_1836_c32f;
-    }
-
-    pub mod cause {
-        pub use self::Which::{MinSize,Emptied,Inserts,SamplesLeft,Items,Samples,PinnedBytes,PinnedChunks,LastItems};
-
-        #[derive(Copy, Clone)]
-        pub struct Owned(());
-        impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-        impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-        impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-        impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-        pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-        impl <> ::core::marker::Copy for Reader<'_,>  {}
-        impl <> ::core::clone::Clone for Reader<'_,>  {
-            fn clone(&self) -> Self { *self }
-        }
-
-        impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-            const TYPE_ID: u64 = _private::TYPE_ID;
-        }
-        impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-            fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                Self { reader,  }
-            }
-        }
-
-        impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-            fn from(reader: Reader<'a,>) -> Self {
-                Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-            }
-        }
-
-        impl <> ::core::fmt::Debug for Reader<'_,>  {
-            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-            }
-        }
-
-        impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-            fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                ::core::result::Result::Ok(reader.get_struct(default)?.into())
-            }
-        }
-
-        impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-            fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                self.reader
-            }
-        }
-
-        impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-            fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-            }
-        }
-
-        impl <'a,> Reader<'a,>  {
-            pub fn reborrow(&self) -> Reader<'_,> {
-                Self { .. *self }
-            }
-
-            pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                self.reader.total_size()
-            }
-            #[inline]
-            pub fn which(self) -> ::core::result::Result<WhichReader<'a,>, ::capnp::NotInSchema> {
-                match self.reader.get_data_field::<u16>(16) {
-                    0 => {
-                        ::core::result::Result::Ok(MinSize(
-                            self.reader.into()
-                        ))
-                    }
-                    1 => {
-                        ::core::result::Result::Ok(Emptied(
-                            ()
-                        ))
-                    }
-                    2 => {
-                        ::core::result::Result::Ok(Inserts(
-                            self.reader.into()
-                        ))
-                    }
-                    3 => {
-                        ::core::result::Result::Ok(SamplesLeft(
-                            self.reader.into()
-                        ))
-                    }
-                    4 => {
-                        ::core::result::Result::Ok(Items(
-                            self.reader.into()
-                        ))
-                    }
-                    5 => {
-                        ::core::result::Result::Ok(Samples(
-                            self.reader.into()
-                        ))
-                    }
-                    6 => {
-                        ::core::result::Result::Ok(PinnedBytes(
-                            self.reader.into()
-                        ))
-                    }
-                    7 => {
-                        ::core::result::Result::Ok(PinnedChunks(
-                            ()
-                        ))
-                    }
-                    8 => {
-                        ::core::result::Result::Ok(LastItems(
-                            ()
-                        ))
-                    }
-                    x => ::core::result::Result::Err(::capnp::NotInSchema(x))
-                }
-            }
-        }
-
-        pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-        impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-            const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-        }
-        impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-            const TYPE_ID: u64 = _private::TYPE_ID;
-        }
-        impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-            fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                Self { builder,  }
-            }
-        }
-
-        impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-            fn from(builder: Builder<'a,>) -> Self {
-                Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-            }
-        }
-
-        impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-            fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-            }
-        }
-
-        impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-            fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-            }
-            fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-            }
-        }
-
-        impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-            fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-        }
-
-        impl <'a,> Builder<'a,>  {
-            pub fn into_reader(self) -> Reader<'a,> {
-                self.builder.into_reader().into()
-            }
-            pub fn reborrow(&mut self) -> Builder<'_,> {
-                Builder { builder: self.builder.reborrow() }
-            }
-            pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                self.builder.as_reader().into()
-            }
-
-            pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                self.builder.as_reader().total_size()
-            }
-            #[inline]
-            pub fn init_min_size(self, ) -> crate::innet_capnp::table_wait::cause::min_size::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 0);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u64>(3, 0u64);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn set_emptied(&mut self, _value: ())  {
-                self.builder.set_data_field::<u16>(16, 1);
-            }
-            #[inline]
-            pub fn init_inserts(self, ) -> crate::innet_capnp::table_wait::cause::inserts::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 2);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u64>(3, 0u64);
-                self.builder.set_data_field::<u32>(9, 0u32);
-                self.builder.set_data_field::<f64>(5, 0f64);
-                self.builder.set_data_field::<f64>(6, 0f64);
-                self.builder.set_data_field::<f64>(7, 0f64);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn init_samples_left(self, ) -> crate::innet_capnp::table_wait::cause::samples_left::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 3);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u32>(9, 0u32);
-                self.builder.set_data_field::<u32>(6, 0u32);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn init_items(self, ) -> crate::innet_capnp::table_wait::cause::items::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 4);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u32>(9, 0u32);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn init_samples(self, ) -> crate::innet_capnp::table_wait::cause::samples::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 5);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u64>(3, 0u64);
-                self.builder.set_data_field::<f64>(5, 0f64);
-                self.builder.set_data_field::<f64>(6, 0f64);
-                self.builder.set_data_field::<f64>(7, 0f64);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn init_pinned_bytes(self, ) -> crate::innet_capnp::table_wait::cause::pinned_bytes::Builder<'a> {
-                self.builder.set_data_field::<u16>(16, 6);
-                self.builder.set_data_field::<u64>(2, 0u64);
-                self.builder.set_data_field::<u64>(3, 0u64);
-                self.builder.set_data_field::<u64>(5, 0u64);
-                self.builder.into()
-            }
-            #[inline]
-            pub fn set_pinned_chunks(&mut self, _value: ())  {
-                self.builder.set_data_field::<u16>(16, 7);
-            }
-            #[inline]
-            pub fn set_last_items(&mut self, _value: ())  {
-                self.builder.set_data_field::<u16>(16, 8);
-            }
-            #[inline]
-            pub fn which(self) -> ::core::result::Result<WhichBuilder<'a,>, ::capnp::NotInSchema> {
-                match self.builder.get_data_field::<u16>(16) {
-                    0 => {
-                        ::core::result::Result::Ok(MinSize(
-                            self.builder.into()
-                        ))
-                    }
-                    1 => {
-                        ::core::result::Result::Ok(Emptied(
-                            ()
-                        ))
-                    }
-                    2 => {
-                        ::core::result::Result::Ok(Inserts(
-                            self.builder.into()
-                        ))
-                    }
-                    3 => {
-                        ::core::result::Result::Ok(SamplesLeft(
-                            self.builder.into()
-                        ))
-                    }
-                    4 => {
-                        ::core::result::Result::Ok(Items(
-                            self.builder.into()
-                        ))
-                    }
-                    5 => {
-                        ::core::result::Result::Ok(Samples(
-                            self.builder.into()
-                        ))
-                    }
-                    6 => {
-                        ::core::result::Result::Ok(PinnedBytes(
-                            self.builder.into()
-                        ))
-                    }
-                    7 => {
-                        ::core::result::Result::Ok(PinnedChunks(
-                            ()
-                        ))
-                    }
-                    8 => {
-                        ::core::result::Result::Ok(LastItems(
-                            ()
-                        ))
-                    }
-                    x => ::core::result::Result::Err(::capnp::NotInSchema(x))
-                }
-            }
-        }
-
-        pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-        impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-            fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                Self { _typeless: typeless,  }
-            }
-        }
-        impl Pipeline  {
-        }
-        mod _private {
-            pub(crate) static ENCODED_NODE: [::capnp::Word; 114] = [
-                ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                ::capnp::word(22, 0, 0, 0, 1, 0, 8, 0),
-                ::capnp::word(47, 195, 54, 24, 132, 128, 61, 222),
-                ::capnp::word(1, 0, 7, 0, 1, 0, 9, 0),
-                ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(21, 0, 0, 0, 226, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(25, 0, 0, 0, 255, 1, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                ::capnp::word(117, 115, 101, 0, 0, 0, 0, 0),
-                ::capnp::word(36, 0, 0, 0, 3, 0, 4, 0),
-                ::capnp::word(0, 0, 255, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(4, 170, 97, 134, 148, 242, 122, 209),
-                ::capnp::word(237, 0, 0, 0, 66, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 254, 255, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(213, 0, 0, 0, 66, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(208, 0, 0, 0, 3, 0, 1, 0),
-                ::capnp::word(220, 0, 0, 0, 2, 0, 1, 0),
-                ::capnp::word(2, 0, 253, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(99, 15, 104, 76, 36, 150, 222, 179),
-                ::capnp::word(217, 0, 0, 0, 66, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(3, 0, 252, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(119, 73, 112, 195, 128, 55, 154, 197),
-                ::capnp::word(193, 0, 0, 0, 98, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(4, 0, 251, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(87, 224, 164, 137, 234, 254, 156, 140),
-                ::capnp::word(173, 0, 0, 0, 50, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(5, 0, 250, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(87, 18, 157, 238, 240, 44, 67, 241),
-                ::capnp::word(149, 0, 0, 0, 66, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(6, 0, 249, 255, 0, 0, 0, 0),
-                ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(37, 166, 208, 168, 124, 2, 54, 246),
-                ::capnp::word(125, 0, 0, 0, 98, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(7, 0, 248, 255, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 1, 0, 25, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(105, 0, 0, 0, 106, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(104, 0, 0, 0, 3, 0, 1, 0),
-                ::capnp::word(116, 0, 0, 0, 2, 0, 1, 0),
-                ::capnp::word(8, 0, 247, 255, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 1, 0, 26, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(113, 0, 0, 0, 82, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(112, 0, 0, 0, 3, 0, 1, 0),
-                ::capnp::word(124, 0, 0, 0, 2, 0, 1, 0),
-                ::capnp::word(109, 105, 110, 83, 105, 122, 101, 0),
-                ::capnp::word(101, 109, 112, 116, 105, 101, 100, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(105, 110, 115, 101, 114, 116, 115, 0),
-                ::capnp::word(115, 97, 109, 112, 108, 101, 115, 76),
-                ::capnp::word(101, 102, 116, 0, 0, 0, 0, 0),
-                ::capnp::word(105, 116, 101, 109, 115, 0, 0, 0),
-                ::capnp::word(115, 97, 109, 112, 108, 101, 115, 0),
-                ::capnp::word(112, 105, 110, 110, 101, 100, 66, 121),
-                ::capnp::word(116, 101, 115, 0, 0, 0, 0, 0),
-                ::capnp::word(112, 105, 110, 110, 101, 100, 67, 104),
-                ::capnp::word(117, 110, 107, 115, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(108, 97, 115, 116, 73, 116, 101, 109),
-                ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ];
-            pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                match index {
-                    0 => <crate::innet_capnp::table_wait::cause::min_size::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    1 => <() as ::capnp::introspect::Introspect>::introspect(),
-                    2 => <crate::innet_capnp::table_wait::cause::inserts::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    3 => <crate::innet_capnp::table_wait::cause::samples_left::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    4 => <crate::innet_capnp::table_wait::cause::items::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    5 => <crate::innet_capnp::table_wait::cause::samples::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    6 => <crate::innet_capnp::table_wait::cause::pinned_bytes::Owned as ::capnp::introspect::Introspect>::introspect(),
-                    7 => <() as ::capnp::introspect::Introspect>::introspect(),
-                    8 => <() as ::capnp::introspect::Introspect>::introspect(),
-                    _ => ::capnp::introspect::panic_invalid_field_index(index),
-                }
-            }
-            pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-            }
-            pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-            pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                &ARENA,
-                NONUNION_MEMBERS,
-                MEMBERS_BY_DISCRIMINANT,
-                MEMBERS_BY_NAME
-            );
-            pub(crate) static NONUNION_MEMBERS : &[u16] = &[];
-            pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[0,1,2,3,4,5,6,7,8];
-            pub(crate) static MEMBERS_BY_NAME : &[u16] = &[1,2,4,8,0,6,7,5,3];
-            pub(crate) const TYPE_ID: u64 = 0xf3d3_65c6_106f_49e8;
-        }
-        pub enum Which<A0,A1,A2,A3,A4,A5> {
-            MinSize(A0),
-            Emptied(()),
-            Inserts(A1),
-            SamplesLeft(A2),
-            Items(A3),
-            Samples(A4),
-            PinnedBytes(A5),
-            PinnedChunks(()),
-            LastItems(()),
-        }
-        pub type WhichReader<'a,> = Which<crate::innet_capnp::table_wait::cause::min_size::Reader<'a>,crate::innet_capnp::table_wait::cause::inserts::Reader<'a>,crate::innet_capnp::table_wait::cause::samples_left::Reader<'a>,crate::innet_capnp::table_wait::cause::items::Reader<'a>,crate::innet_capnp::table_wait::cause::samples::Reader<'a>,crate::innet_capnp::table_wait::cause::pinned_bytes::Reader<'a>>;
-        pub type WhichBuilder<'a,> = Which<crate::innet_capnp::table_wait::cause::min_size::Builder<'a>,crate::innet_capnp::table_wait::cause::inserts::Builder<'a>,crate::innet_capnp::table_wait::cause::samples_left::Builder<'a>,crate::innet_capnp::table_wait::cause::items::Builder<'a>,crate::innet_capnp::table_wait::cause::samples::Builder<'a>,crate::innet_capnp::table_wait::cause::pinned_bytes::Builder<'a>>;
-
-        pub mod min_size {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_live(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_min_size(self) -> u64 {
-                    self.reader.get_data_field::<u64>(3)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_live(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_live(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_min_size(self) -> u64 {
-                    self.builder.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn set_min_size(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(3, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 48] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(4, 170, 97, 134, 148, 242, 122, 209),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 34, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 119, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 109, 105, 110, 83),
-                    ::capnp::word(105, 122, 101, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(41, 0, 0, 0, 42, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(36, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(48, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 3, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(45, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(40, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(52, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(108, 105, 118, 101, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(109, 105, 110, 83, 105, 122, 101, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,1];
-                pub(crate) const TYPE_ID: u64 = 0xd17a_f294_8661_aa04;
-            }
-        }
-
-        pub mod inserts {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_sampled(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_inserted(self) -> u64 {
-                    self.reader.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.reader.get_data_field::<u32>(9)
-                }
-                #[inline]
-                pub fn get_missing(self) -> f64 {
-                    self.reader.get_data_field::<f64>(5)
-                }
-                #[inline]
-                pub fn get_samples_per_insert(self) -> f64 {
-                    self.reader.get_data_field::<f64>(6)
-                }
-                #[inline]
-                pub fn get_slack(self) -> f64 {
-                    self.reader.get_data_field::<f64>(7)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_sampled(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_sampled(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_inserted(self) -> u64 {
-                    self.builder.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn set_inserted(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(3, value);
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.builder.get_data_field::<u32>(9)
-                }
-                #[inline]
-                pub fn set_wanted(&mut self, value: u32)  {
-                    self.builder.set_data_field::<u32>(9, value);
-                }
-                #[inline]
-                pub fn get_missing(self) -> f64 {
-                    self.builder.get_data_field::<f64>(5)
-                }
-                #[inline]
-                pub fn set_missing(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(5, value);
-                }
-                #[inline]
-                pub fn get_samples_per_insert(self) -> f64 {
-                    self.builder.get_data_field::<f64>(6)
-                }
-                #[inline]
-                pub fn set_samples_per_insert(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(6, value);
-                }
-                #[inline]
-                pub fn get_slack(self) -> f64 {
-                    self.builder.get_data_field::<f64>(7)
-                }
-                #[inline]
-                pub fn set_slack(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(7, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 111] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(99, 15, 104, 76, 36, 150, 222, 179),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 34, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 87, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 105, 110, 115, 101),
-                    ::capnp::word(114, 116, 115, 0, 0, 0, 0, 0),
-                    ::capnp::word(24, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 6, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(153, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(148, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(160, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 3, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(157, 0, 0, 0, 74, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(156, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(168, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(2, 0, 0, 0, 9, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 8, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(165, 0, 0, 0, 58, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(160, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(172, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(3, 0, 0, 0, 5, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 9, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(169, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(164, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(176, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(4, 0, 0, 0, 6, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 10, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(173, 0, 0, 0, 138, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(176, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(188, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(5, 0, 0, 0, 7, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 11, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(185, 0, 0, 0, 50, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(180, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(192, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(115, 97, 109, 112, 108, 101, 100, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 115, 101, 114, 116, 101, 100),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(119, 97, 110, 116, 101, 100, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(109, 105, 115, 115, 105, 110, 103, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(115, 97, 109, 112, 108, 101, 115, 80),
-                    ::capnp::word(101, 114, 73, 110, 115, 101, 114, 116),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(115, 108, 97, 99, 107, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        2 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                        3 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        4 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        5 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[1,3,0,4,5,2];
-                pub(crate) const TYPE_ID: u64 = 0xb3de_9624_4c68_0f63;
-            }
-        }
-
-        pub mod samples_left {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_left(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.reader.get_data_field::<u32>(9)
-                }
-                #[inline]
-                pub fn get_max_times_sampled(self) -> u32 {
-                    self.reader.get_data_field::<u32>(6)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_left(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_left(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.builder.get_data_field::<u32>(9)
-                }
-                #[inline]
-                pub fn set_wanted(&mut self, value: u32)  {
-                    self.builder.set_data_field::<u32>(9, value);
-                }
-                #[inline]
-                pub fn get_max_times_sampled(self) -> u32 {
-                    self.builder.get_data_field::<u32>(6)
-                }
-                #[inline]
-                pub fn set_max_times_sampled(&mut self, value: u32)  {
-                    self.builder.set_data_field::<u32>(6, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 64] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(119, 73, 112, 195, 128, 55, 154, 197),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 66, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 175, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 115, 97, 109, 112),
-                    ::capnp::word(108, 101, 115, 76, 101, 102, 116, 0),
-                    ::capnp::word(12, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 12, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(69, 0, 0, 0, 42, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(64, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(76, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 9, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 13, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(73, 0, 0, 0, 58, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(68, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(80, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(2, 0, 0, 0, 6, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 14, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(77, 0, 0, 0, 130, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(76, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(88, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(108, 101, 102, 116, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(119, 97, 110, 116, 101, 100, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(109, 97, 120, 84, 105, 109, 101, 115),
-                    ::capnp::word(83, 97, 109, 112, 108, 101, 100, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                        2 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,2,1];
-                pub(crate) const TYPE_ID: u64 = 0xc59a_3780_c370_4977;
-            }
-        }
-
-        pub mod items {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_found(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.reader.get_data_field::<u32>(9)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_found(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_found(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_wanted(self) -> u32 {
-                    self.builder.get_data_field::<u32>(9)
-                }
-                #[inline]
-                pub fn set_wanted(&mut self, value: u32)  {
-                    self.builder.set_data_field::<u32>(9, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 48] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(87, 224, 164, 137, 234, 254, 156, 140),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 18, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 119, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 105, 116, 101, 109),
-                    ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 15, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(41, 0, 0, 0, 50, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(36, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(48, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 9, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 16, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(45, 0, 0, 0, 58, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(40, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(52, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(102, 111, 117, 110, 100, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(119, 97, 110, 116, 101, 100, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,1];
-                pub(crate) const TYPE_ID: u64 = 0x8c9c_feea_89a4_e057;
-            }
-        }
-
-        pub mod samples {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_sampled(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_inserted(self) -> u64 {
-                    self.reader.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn get_missing(self) -> f64 {
-                    self.reader.get_data_field::<f64>(5)
-                }
-                #[inline]
-                pub fn get_samples_per_insert(self) -> f64 {
-                    self.reader.get_data_field::<f64>(6)
-                }
-                #[inline]
-                pub fn get_slack(self) -> f64 {
-                    self.reader.get_data_field::<f64>(7)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_sampled(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_sampled(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_inserted(self) -> u64 {
-                    self.builder.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn set_inserted(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(3, value);
-                }
-                #[inline]
-                pub fn get_missing(self) -> f64 {
-                    self.builder.get_data_field::<f64>(5)
-                }
-                #[inline]
-                pub fn set_missing(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(5, value);
-                }
-                #[inline]
-                pub fn get_samples_per_insert(self) -> f64 {
-                    self.builder.get_data_field::<f64>(6)
-                }
-                #[inline]
-                pub fn set_samples_per_insert(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(6, value);
-                }
-                #[inline]
-                pub fn get_slack(self) -> f64 {
-                    self.builder.get_data_field::<f64>(7)
-                }
-                #[inline]
-                pub fn set_slack(&mut self, value: f64)  {
-                    self.builder.set_data_field::<f64>(7, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 96] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(87, 18, 157, 238, 240, 44, 67, 241),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 34, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 31, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 115, 97, 109, 112),
-                    ::capnp::word(108, 101, 115, 0, 0, 0, 0, 0),
-                    ::capnp::word(20, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 17, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(125, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(120, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(132, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 3, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 18, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(129, 0, 0, 0, 74, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(128, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(140, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(2, 0, 0, 0, 5, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 19, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(137, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(132, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(144, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(3, 0, 0, 0, 6, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 20, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(141, 0, 0, 0, 138, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(144, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(156, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(4, 0, 0, 0, 7, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 21, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(153, 0, 0, 0, 50, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(148, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(160, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(115, 97, 109, 112, 108, 101, 100, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 115, 101, 114, 116, 101, 100),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(109, 105, 115, 115, 105, 110, 103, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(115, 97, 109, 112, 108, 101, 115, 80),
-                    ::capnp::word(101, 114, 73, 110, 115, 101, 114, 116),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(115, 108, 97, 99, 107, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        2 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        3 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        4 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[1,2,0,3,4];
-                pub(crate) const TYPE_ID: u64 = 0xf143_2cf0_ee9d_1257;
-            }
-        }
-
-        pub mod pinned_bytes {
-            #[derive(Copy, Clone)]
-            pub struct Owned(());
-            impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-            impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-            impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-            pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-            impl <> ::core::marker::Copy for Reader<'_,>  {}
-            impl <> ::core::clone::Clone for Reader<'_,>  {
-                fn clone(&self) -> Self { *self }
-            }
-
-            impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-                fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-                    Self { reader,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-                fn from(reader: Reader<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <> ::core::fmt::Debug for Reader<'_,>  {
-                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-                    core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-                fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(reader.get_struct(default)?.into())
-                }
-            }
-
-            impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-                fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-                    self.reader
-                }
-            }
-
-            impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-                fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-                    self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-                }
-            }
-
-            impl <> Reader<'_,>  {
-                pub fn reborrow(&self) -> Reader<'_,> {
-                    Self { .. *self }
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.reader.total_size()
-                }
-                #[inline]
-                pub fn get_pinned(self) -> u64 {
-                    self.reader.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn get_missing(self) -> u64 {
-                    self.reader.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn get_capacity_bytes(self) -> u64 {
-                    self.reader.get_data_field::<u64>(5)
-                }
-            }
-
-            pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-            impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-                const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 1 };
-            }
-            impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-                const TYPE_ID: u64 = _private::TYPE_ID;
-            }
-            impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-                fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-                    Self { builder,  }
-                }
-            }
-
-            impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-                fn from(builder: Builder<'a,>) -> Self {
-                    Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-                fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-                    self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-                }
-            }
-
-            impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-                fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-                    builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-                }
-                fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-                    ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-                }
-            }
-
-            impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-                fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-            }
-
-            impl <'a,> Builder<'a,>  {
-                pub fn into_reader(self) -> Reader<'a,> {
-                    self.builder.into_reader().into()
-                }
-                pub fn reborrow(&mut self) -> Builder<'_,> {
-                    Builder { builder: self.builder.reborrow() }
-                }
-                pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-                    self.builder.as_reader().into()
-                }
-
-                pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-                    self.builder.as_reader().total_size()
-                }
-                #[inline]
-                pub fn get_pinned(self) -> u64 {
-                    self.builder.get_data_field::<u64>(2)
-                }
-                #[inline]
-                pub fn set_pinned(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(2, value);
-                }
-                #[inline]
-                pub fn get_missing(self) -> u64 {
-                    self.builder.get_data_field::<u64>(3)
-                }
-                #[inline]
-                pub fn set_missing(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(3, value);
-                }
-                #[inline]
-                pub fn get_capacity_bytes(self) -> u64 {
-                    self.builder.get_data_field::<u64>(5)
-                }
-                #[inline]
-                pub fn set_capacity_bytes(&mut self, value: u64)  {
-                    self.builder.set_data_field::<u64>(5, value);
-                }
-            }
-
-            pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-            impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-                fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-                    Self { _typeless: typeless,  }
-                }
-            }
-            impl Pipeline  {
-            }
-            mod _private {
-                pub(crate) static ENCODED_NODE: [::capnp::Word; 64] = [
-                    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-                    ::capnp::word(37, 166, 208, 168, 124, 2, 54, 246),
-                    ::capnp::word(28, 0, 0, 0, 1, 0, 8, 0),
-                    ::capnp::word(232, 73, 111, 16, 198, 101, 211, 243),
-                    ::capnp::word(1, 0, 7, 0, 1, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(21, 0, 0, 0, 66, 1, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(29, 0, 0, 0, 175, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-                    ::capnp::word(112, 110, 112, 58, 84, 97, 98, 108),
-                    ::capnp::word(101, 87, 97, 105, 116, 46, 99, 97),
-                    ::capnp::word(117, 115, 101, 46, 112, 105, 110, 110),
-                    ::capnp::word(101, 100, 66, 121, 116, 101, 115, 0),
-                    ::capnp::word(12, 0, 0, 0, 3, 0, 4, 0),
-                    ::capnp::word(0, 0, 0, 0, 2, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 22, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(69, 0, 0, 0, 58, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(64, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(76, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(1, 0, 0, 0, 3, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 23, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(73, 0, 0, 0, 66, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(68, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(80, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(2, 0, 0, 0, 5, 0, 0, 0),
-                    ::capnp::word(0, 0, 1, 0, 24, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(77, 0, 0, 0, 114, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(76, 0, 0, 0, 3, 0, 1, 0),
-                    ::capnp::word(88, 0, 0, 0, 2, 0, 1, 0),
-                    ::capnp::word(112, 105, 110, 110, 101, 100, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(109, 105, 115, 115, 105, 110, 103, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(99, 97, 112, 97, 99, 105, 116, 121),
-                    ::capnp::word(66, 121, 116, 101, 115, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-                ];
-                pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-                    match index {
-                        0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        1 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        2 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                        _ => ::capnp::introspect::panic_invalid_field_index(index),
-                    }
-                }
-                pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-                    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-                }
-                pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-                pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-                    &ARENA,
-                    NONUNION_MEMBERS,
-                    MEMBERS_BY_DISCRIMINANT,
-                    MEMBERS_BY_NAME
-                );
-                pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2];
-                pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-                pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,1,0];
-                pub(crate) const TYPE_ID: u64 = 0xf636_027c_a8d0_a625;
-            }
-        }
-    }
-}
-
-pub mod outdated_writer {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_table(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn get_writer(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_writer(&self) -> bool {
-            !self.reader.get_pointer_field(1).is_null()
-        }
-        #[inline]
-        pub fn get_parameters(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(2), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_parameters(&self) -> bool {
-            !self.reader.get_pointer_field(2).is_null()
-        }
-        #[inline]
-        pub fn get_version(self) -> u64 {
-            self.reader.get_data_field::<u64>(0)
-        }
-        #[inline]
-        pub fn get_newest(self) -> u64 {
-            self.reader.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn get_max_version_lag(self) -> u32 {
-            self.reader.get_data_field::<u32>(4)
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 3, pointers: 3 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_table(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_table(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_table(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(0).init_text(size)
-        }
-        #[inline]
-        pub fn has_table(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn get_writer(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_writer(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_writer(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(1).init_text(size)
-        }
-        #[inline]
-        pub fn has_writer(&self) -> bool {
-            !self.builder.is_pointer_field_null(1)
-        }
-        #[inline]
-        pub fn get_parameters(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(2), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_parameters(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(2), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_parameters(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(2).init_text(size)
-        }
-        #[inline]
-        pub fn has_parameters(&self) -> bool {
-            !self.builder.is_pointer_field_null(2)
-        }
-        #[inline]
-        pub fn get_version(self) -> u64 {
-            self.builder.get_data_field::<u64>(0)
-        }
-        #[inline]
-        pub fn set_version(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(0, value);
-        }
-        #[inline]
-        pub fn get_newest(self) -> u64 {
-            self.builder.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn set_newest(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn get_max_version_lag(self) -> u32 {
-            self.builder.get_data_field::<u32>(4)
-        }
-        #[inline]
-        pub fn set_max_version_lag(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(4, value);
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 110] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(45, 227, 237, 89, 79, 2, 28, 252),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 3, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(3, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 218, 0, 0, 0),
-            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 87, 1, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 79, 117, 116, 100),
-            ::capnp::word(97, 116, 101, 100, 87, 114, 105, 116),
-            ::capnp::word(101, 114, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(24, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(153, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(148, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(160, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(157, 0, 0, 0, 58, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(152, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(164, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 0, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(161, 0, 0, 0, 90, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(160, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(172, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(169, 0, 0, 0, 66, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(164, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(176, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(173, 0, 0, 0, 58, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(168, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(180, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(5, 0, 0, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(177, 0, 0, 0, 114, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(176, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(188, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(116, 97, 98, 108, 101, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 114, 105, 116, 101, 114, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(112, 97, 114, 97, 109, 101, 116, 101),
-            ::capnp::word(114, 115, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(118, 101, 114, 115, 105, 111, 110, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(110, 101, 119, 101, 115, 116, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(109, 97, 120, 86, 101, 114, 115, 105),
-            ::capnp::word(111, 110, 76, 97, 103, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                2 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                3 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                5 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[5,4,2,0,3,1];
-        pub(crate) const TYPE_ID: u64 = 0xfc1c_024f_59ed_e32d;
     }
 }
 
@@ -6548,711 +3299,6 @@ pub mod challenge {
     }
 }
 
-pub mod authenticate {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_proof(self) -> ::capnp::Result<::capnp::data::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_proof(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 0, pointers: 1 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_proof(self) -> ::capnp::Result<::capnp::data::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_proof(&mut self, value: ::capnp::data::Reader<'_>)  {
-            self.builder.reborrow().get_pointer_field(0).set_data(value);
-        }
-        #[inline]
-        pub fn init_proof(self, size: u32) -> ::capnp::data::Builder<'a> {
-            self.builder.get_pointer_field(0).init_data(size)
-        }
-        #[inline]
-        pub fn has_proof(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 33] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(124, 152, 90, 152, 49, 21, 89, 228),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(1, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 202, 0, 0, 0),
-            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 63, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 65, 117, 116, 104),
-            ::capnp::word(101, 110, 116, 105, 99, 97, 116, 101),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(20, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(112, 114, 111, 111, 102, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0];
-        pub(crate) const TYPE_ID: u64 = 0xe459_1531_985a_987c;
-    }
-}
-
-pub mod welcome {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_proof(self) -> ::capnp::Result<::capnp::data::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_proof(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 0, pointers: 1 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_proof(self) -> ::capnp::Result<::capnp::data::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_proof(&mut self, value: ::capnp::data::Reader<'_>)  {
-            self.builder.reborrow().get_pointer_field(0).set_data(value);
-        }
-        #[inline]
-        pub fn init_proof(self, size: u32) -> ::capnp::data::Builder<'a> {
-            self.builder.get_pointer_field(0).init_data(size)
-        }
-        #[inline]
-        pub fn has_proof(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 32] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(226, 0, 157, 132, 90, 10, 187, 170),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(1, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 162, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 63, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 87, 101, 108, 99),
-            ::capnp::word(111, 109, 101, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(20, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(112, 114, 111, 111, 102, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0];
-        pub(crate) const TYPE_ID: u64 = 0xaabb_0a5a_849d_00e2;
-    }
-}
-
-#[repr(u16)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    Bool = 0,
-    Uint8 = 1,
-    Int8 = 2,
-    Uint16 = 3,
-    Int16 = 4,
-    Uint32 = 5,
-    Int32 = 6,
-    Uint64 = 7,
-    Int64 = 8,
-    Float16 = 9,
-    Float32 = 10,
-    Float64 = 11,
-}
-
-impl ::capnp::introspect::Introspect for Dtype {
-    fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Enum(::capnp::introspect::RawEnumSchema::new(&dtype::ARENA, dtype::get_annotation_types)).into() }
-}
-impl ::core::convert::From<Dtype> for ::capnp::dynamic_value::Reader<'_> {
-    fn from(e: Dtype) -> Self { ::capnp::dynamic_value::Enum::new(e.into(), ::capnp::introspect::RawEnumSchema::new(&dtype::ARENA, dtype::get_annotation_types).into()).into() }
-}
-impl ::core::convert::TryFrom<u16> for Dtype {
-    type Error = ::capnp::NotInSchema;
-    fn try_from(value: u16) -> ::core::result::Result<Self, <Dtype as ::core::convert::TryFrom<u16>>::Error> {
-        match value {
-            0 => ::core::result::Result::Ok(Self::Bool),
-            1 => ::core::result::Result::Ok(Self::Uint8),
-            2 => ::core::result::Result::Ok(Self::Int8),
-            3 => ::core::result::Result::Ok(Self::Uint16),
-            4 => ::core::result::Result::Ok(Self::Int16),
-            5 => ::core::result::Result::Ok(Self::Uint32),
-            6 => ::core::result::Result::Ok(Self::Int32),
-            7 => ::core::result::Result::Ok(Self::Uint64),
-            8 => ::core::result::Result::Ok(Self::Int64),
-            9 => ::core::result::Result::Ok(Self::Float16),
-            10 => ::core::result::Result::Ok(Self::Float32),
-            11 => ::core::result::Result::Ok(Self::Float64),
-            n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
-        }
-    }
-}
-impl From<Dtype> for u16 {
-    #[inline]
-    fn from(x: Dtype) -> u16 { x as u16 }
-}
-impl ::capnp::traits::HasTypeId for Dtype {
-    const TYPE_ID: u64 = 0xdefc_9cdb_9b31_b04cu64;
-}
-mod dtype {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 65] = [
-    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-    ::capnp::word(76, 176, 49, 155, 219, 156, 252, 222),
-    ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
-    ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(21, 0, 0, 0, 146, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 39, 1, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-    ::capnp::word(112, 110, 112, 58, 68, 116, 121, 112),
-    ::capnp::word(101, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(48, 0, 0, 0, 1, 0, 2, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(137, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(129, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(121, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(113, 0, 0, 0, 58, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(105, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(5, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(97, 0, 0, 0, 58, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(6, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(89, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(81, 0, 0, 0, 58, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(73, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(65, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(10, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(57, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(11, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(49, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(98, 111, 111, 108, 0, 0, 0, 0),
-    ::capnp::word(117, 105, 110, 116, 56, 0, 0, 0),
-    ::capnp::word(105, 110, 116, 56, 0, 0, 0, 0),
-    ::capnp::word(117, 105, 110, 116, 49, 54, 0, 0),
-    ::capnp::word(105, 110, 116, 49, 54, 0, 0, 0),
-    ::capnp::word(117, 105, 110, 116, 51, 50, 0, 0),
-    ::capnp::word(105, 110, 116, 51, 50, 0, 0, 0),
-    ::capnp::word(117, 105, 110, 116, 54, 52, 0, 0),
-    ::capnp::word(105, 110, 116, 54, 52, 0, 0, 0),
-    ::capnp::word(102, 108, 111, 97, 116, 49, 54, 0),
-    ::capnp::word(102, 108, 111, 97, 116, 51, 50, 0),
-    ::capnp::word(102, 108, 111, 97, 116, 54, 52, 0),
-];
-pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-}
-pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-}
-
-#[repr(u16)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codec {
-    None = 0,
-    Lz4 = 1,
-    Zstd = 2,
-}
-
-impl ::capnp::introspect::Introspect for Codec {
-    fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Enum(::capnp::introspect::RawEnumSchema::new(&codec::ARENA, codec::get_annotation_types)).into() }
-}
-impl ::core::convert::From<Codec> for ::capnp::dynamic_value::Reader<'_> {
-    fn from(e: Codec) -> Self { ::capnp::dynamic_value::Enum::new(e.into(), ::capnp::introspect::RawEnumSchema::new(&codec::ARENA, codec::get_annotation_types).into()).into() }
-}
-impl ::core::convert::TryFrom<u16> for Codec {
-    type Error = ::capnp::NotInSchema;
-    fn try_from(value: u16) -> ::core::result::Result<Self, <Codec as ::core::convert::TryFrom<u16>>::Error> {
-        match value {
-            0 => ::core::result::Result::Ok(Self::None),
-            1 => ::core::result::Result::Ok(Self::Lz4),
-            2 => ::core::result::Result::Ok(Self::Zstd),
-            n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
-        }
-    }
-}
-impl From<Codec> for u16 {
-    #[inline]
-    fn from(x: Codec) -> u16 { x as u16 }
-}
-impl ::capnp::traits::HasTypeId for Codec {
-    const TYPE_ID: u64 = 0x8065_4c5f_8db4_14edu64;
-}
-mod codec {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 29] = [
-    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-    ::capnp::word(237, 20, 180, 141, 95, 76, 101, 128),
-    ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
-    ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(21, 0, 0, 0, 146, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 79, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-    ::capnp::word(112, 110, 112, 58, 67, 111, 100, 101),
-    ::capnp::word(99, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(21, 0, 0, 0, 34, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(13, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(110, 111, 110, 101, 0, 0, 0, 0),
-    ::capnp::word(108, 122, 52, 0, 0, 0, 0, 0),
-    ::capnp::word(122, 115, 116, 100, 0, 0, 0, 0),
-];
-pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-}
-pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-}
-
-#[repr(u16)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sampler {
-    Prioritized = 0,
-    Uniform = 1,
-    Fifo = 2,
-    Lifo = 3,
-    MaxHeap = 4,
-    MinHeap = 5,
-    RankBased = 6,
-}
-
-impl ::capnp::introspect::Introspect for Sampler {
-    fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Enum(::capnp::introspect::RawEnumSchema::new(&sampler::ARENA, sampler::get_annotation_types)).into() }
-}
-impl ::core::convert::From<Sampler> for ::capnp::dynamic_value::Reader<'_> {
-    fn from(e: Sampler) -> Self { ::capnp::dynamic_value::Enum::new(e.into(), ::capnp::introspect::RawEnumSchema::new(&sampler::ARENA, sampler::get_annotation_types).into()).into() }
-}
-impl ::core::convert::TryFrom<u16> for Sampler {
-    type Error = ::capnp::NotInSchema;
-    fn try_from(value: u16) -> ::core::result::Result<Self, <Sampler as ::core::convert::TryFrom<u16>>::Error> {
-        match value {
-            0 => ::core::result::Result::Ok(Self::Prioritized),
-            1 => ::core::result::Result::Ok(Self::Uniform),
-            2 => ::core::result::Result::Ok(Self::Fifo),
-            3 => ::core::result::Result::Ok(Self::Lifo),
-            4 => ::core::result::Result::Ok(Self::MaxHeap),
-            5 => ::core::result::Result::Ok(Self::MinHeap),
-            6 => ::core::result::Result::Ok(Self::RankBased),
-            n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
-        }
-    }
-}
-impl From<Sampler> for u16 {
-    #[inline]
-    fn from(x: Sampler) -> u16 { x as u16 }
-}
-impl ::capnp::traits::HasTypeId for Sampler {
-    const TYPE_ID: u64 = 0x86ff_dc00_5ef0_c5b5u64;
-}
-mod sampler {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 47] = [
-    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-    ::capnp::word(181, 197, 240, 94, 0, 220, 255, 134),
-    ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
-    ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(21, 0, 0, 0, 162, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 175, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-    ::capnp::word(112, 110, 112, 58, 83, 97, 109, 112),
-    ::capnp::word(108, 101, 114, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(28, 0, 0, 0, 1, 0, 2, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(77, 0, 0, 0, 98, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(73, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(65, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(57, 0, 0, 0, 42, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(49, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(5, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(41, 0, 0, 0, 66, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(6, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(33, 0, 0, 0, 82, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(112, 114, 105, 111, 114, 105, 116, 105),
-    ::capnp::word(122, 101, 100, 0, 0, 0, 0, 0),
-    ::capnp::word(117, 110, 105, 102, 111, 114, 109, 0),
-    ::capnp::word(102, 105, 102, 111, 0, 0, 0, 0),
-    ::capnp::word(108, 105, 102, 111, 0, 0, 0, 0),
-    ::capnp::word(109, 97, 120, 72, 101, 97, 112, 0),
-    ::capnp::word(109, 105, 110, 72, 101, 97, 112, 0),
-    ::capnp::word(114, 97, 110, 107, 66, 97, 115, 101),
-    ::capnp::word(100, 0, 0, 0, 0, 0, 0, 0),
-];
-pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-}
-pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-}
-
 pub mod column {
     #[derive(Copy, Clone)]
     pub struct Owned(());
@@ -7323,30 +3369,38 @@ pub mod column {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn get_dtype(self) -> ::core::result::Result<crate::innet_capnp::Dtype,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(0))
+        pub fn get_dtype(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
+            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::Some(&_private::DEFAULT_DTYPE[..]))
         }
         #[inline]
-        pub fn get_shape(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u32>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_shape(&self) -> bool {
+        pub fn has_dtype(&self) -> bool {
             !self.reader.get_pointer_field(1).is_null()
         }
         #[inline]
-        pub fn get_codec(self) -> ::core::result::Result<crate::innet_capnp::Codec,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(1))
+        pub fn get_shape(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u32>> {
+            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(2), ::core::option::Option::None)
+        }
+        #[inline]
+        pub fn has_shape(&self) -> bool {
+            !self.reader.get_pointer_field(2).is_null()
+        }
+        #[inline]
+        pub fn get_codec(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
+            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(3), ::core::option::Option::Some(&_private::DEFAULT_CODEC[..]))
+        }
+        #[inline]
+        pub fn has_codec(&self) -> bool {
+            !self.reader.get_pointer_field(3).is_null()
         }
         #[inline]
         pub fn get_finite(self) -> bool {
-            self.reader.get_bool_field_mask(32, true)
+            self.reader.get_bool_field_mask(0, true)
         }
     }
 
     pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
     impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 1, pointers: 2 };
+        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 1, pointers: 4 };
     }
     impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
         const TYPE_ID: u64 = _private::TYPE_ID;
@@ -7413,44 +3467,60 @@ pub mod column {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn get_dtype(self) -> ::core::result::Result<crate::innet_capnp::Dtype,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(0))
+        pub fn get_dtype(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
+            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::Some(&_private::DEFAULT_DTYPE[..]))
         }
         #[inline]
-        pub fn set_dtype(&mut self, value: crate::innet_capnp::Dtype)  {
-            self.builder.set_data_field::<u16>(0, value as u16);
+        pub fn set_dtype(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false).unwrap()
         }
         #[inline]
-        pub fn get_shape(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u32>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
+        pub fn init_dtype(self, size: u32) -> ::capnp::text::Builder<'a> {
+            self.builder.get_pointer_field(1).init_text(size)
         }
         #[inline]
-        pub fn set_shape(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u32>>) -> ::capnp::Result<()> {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false)
-        }
-        #[inline]
-        pub fn init_shape(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u32> {
-            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(1), size)
-        }
-        #[inline]
-        pub fn has_shape(&self) -> bool {
+        pub fn has_dtype(&self) -> bool {
             !self.builder.is_pointer_field_null(1)
         }
         #[inline]
-        pub fn get_codec(self) -> ::core::result::Result<crate::innet_capnp::Codec,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(1))
+        pub fn get_shape(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u32>> {
+            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(2), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_codec(&mut self, value: crate::innet_capnp::Codec)  {
-            self.builder.set_data_field::<u16>(1, value as u16);
+        pub fn set_shape(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u32>>) -> ::capnp::Result<()> {
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(2), value, false)
+        }
+        #[inline]
+        pub fn init_shape(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u32> {
+            ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(2), size)
+        }
+        #[inline]
+        pub fn has_shape(&self) -> bool {
+            !self.builder.is_pointer_field_null(2)
+        }
+        #[inline]
+        pub fn get_codec(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
+            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(3), ::core::option::Option::Some(&_private::DEFAULT_CODEC[..]))
+        }
+        #[inline]
+        pub fn set_codec(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(3), value, false).unwrap()
+        }
+        #[inline]
+        pub fn init_codec(self, size: u32) -> ::capnp::text::Builder<'a> {
+            self.builder.get_pointer_field(3).init_text(size)
+        }
+        #[inline]
+        pub fn has_codec(&self) -> bool {
+            !self.builder.is_pointer_field_null(3)
         }
         #[inline]
         pub fn get_finite(self) -> bool {
-            self.builder.get_bool_field_mask(32, true)
+            self.builder.get_bool_field_mask(0, true)
         }
         #[inline]
         pub fn set_finite(&mut self, value: bool)  {
-            self.builder.set_bool_field_mask(32, value, true);
+            self.builder.set_bool_field_mask(0, value, true);
         }
     }
 
@@ -7463,12 +3533,12 @@ pub mod column {
     impl Pipeline  {
     }
     mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 96] = [
+        pub(crate) static ENCODED_NODE: [::capnp::Word; 98] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
             ::capnp::word(54, 125, 205, 45, 71, 166, 227, 242),
             ::capnp::word(12, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(2, 0, 7, 0, 0, 0, 0, 0),
+            ::capnp::word(4, 0, 7, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(21, 0, 0, 0, 154, 0, 0, 0),
             ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
@@ -7488,34 +3558,34 @@ pub mod column {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(120, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(132, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(129, 0, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(124, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(136, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 0, 0, 1, 0, 0, 0),
+            ::capnp::word(2, 0, 0, 0, 2, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(133, 0, 0, 0, 50, 0, 0, 0),
+            ::capnp::word(137, 0, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(128, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(156, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(153, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(148, 0, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(132, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(160, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 32, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
+            ::capnp::word(3, 0, 0, 0, 3, 0, 0, 0),
+            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(157, 0, 0, 0, 58, 0, 0, 0),
+            ::capnp::word(157, 0, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(152, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(164, 0, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(165, 0, 0, 0, 58, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(160, 0, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(172, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(110, 97, 109, 101, 0, 0, 0, 0),
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -7525,13 +3595,14 @@ pub mod column {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(100, 116, 121, 112, 101, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(76, 176, 49, 155, 219, 156, 252, 222),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(98, 111, 111, 108, 0, 0, 0, 0),
             ::capnp::word(115, 104, 97, 112, 101, 0, 0, 0),
             ::capnp::word(14, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -7545,13 +3616,14 @@ pub mod column {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(99, 111, 100, 101, 99, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(237, 20, 180, 141, 95, 76, 101, 128),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(110, 111, 110, 101, 0, 0, 0, 0),
             ::capnp::word(102, 105, 110, 105, 116, 101, 0, 0),
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -7564,9 +3636,9 @@ pub mod column {
         pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
             match index {
                 0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <crate::innet_capnp::Dtype as ::capnp::introspect::Introspect>::introspect(),
+                1 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 2 => <::capnp::primitive_list::Owned<u32> as ::capnp::introspect::Introspect>::introspect(),
-                3 => <crate::innet_capnp::Codec as ::capnp::introspect::Introspect>::introspect(),
+                3 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 4 => <bool as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -7584,6 +3656,14 @@ pub mod column {
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,1,4,0,2];
+        pub(crate) static DEFAULT_DTYPE: [::capnp::Word; 2] = [
+            ::capnp::word(1, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(98, 111, 111, 108, 0, 0, 0, 0),
+        ];
+        pub(crate) static DEFAULT_CODEC: [::capnp::Word; 2] = [
+            ::capnp::word(1, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(110, 111, 110, 101, 0, 0, 0, 0),
+        ];
         pub(crate) const TYPE_ID: u64 = 0xf2e3_a647_2dcd_7d36;
     }
 }
@@ -7674,54 +3754,58 @@ pub mod table_config {
             self.reader.get_data_field::<u64>(1)
         }
         #[inline]
-        pub fn get_sampler(self) -> ::core::result::Result<crate::innet_capnp::Sampler,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(8))
+        pub fn get_sampler(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
+            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(2), ::core::option::Option::Some(&_private::DEFAULT_SAMPLER[..]))
         }
         #[inline]
-        pub fn get_priority_exponent(self) -> f64 {
-            self.reader.get_data_field::<f64>(3)
-        }
-        #[inline]
-        pub fn get_priority_unit_log2(self) -> i32 {
-            self.reader.get_data_field::<i32>(5)
-        }
-        #[inline]
-        pub fn get_max_times_sampled(self) -> u32 {
-            self.reader.get_data_field::<u32>(8)
-        }
-        #[inline]
-        pub fn get_min_size(self) -> u64 {
-            self.reader.get_data_field::<u64>(5)
-        }
-        #[inline]
-        pub fn get_samples_per_insert(self) -> f64 {
-            self.reader.get_data_field::<f64>(6)
-        }
-        #[inline]
-        pub fn get_slack(self) -> f64 {
-            self.reader.get_data_field::<f64>(7)
-        }
-        #[inline]
-        pub fn get_live_max_priority(self) -> bool {
-            self.reader.get_bool_field(144)
-        }
-        #[inline]
-        pub fn get_view(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(2), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_view(&self) -> bool {
+        pub fn has_sampler(&self) -> bool {
             !self.reader.get_pointer_field(2).is_null()
         }
         #[inline]
+        pub fn get_priority_exponent(self) -> f64 {
+            self.reader.get_data_field::<f64>(2)
+        }
+        #[inline]
+        pub fn get_priority_unit_log2(self) -> i32 {
+            self.reader.get_data_field::<i32>(6)
+        }
+        #[inline]
+        pub fn get_max_times_sampled(self) -> u32 {
+            self.reader.get_data_field::<u32>(7)
+        }
+        #[inline]
+        pub fn get_min_size(self) -> u64 {
+            self.reader.get_data_field::<u64>(4)
+        }
+        #[inline]
+        pub fn get_samples_per_insert(self) -> f64 {
+            self.reader.get_data_field::<f64>(5)
+        }
+        #[inline]
+        pub fn get_slack(self) -> f64 {
+            self.reader.get_data_field::<f64>(6)
+        }
+        #[inline]
+        pub fn get_live_max_priority(self) -> bool {
+            self.reader.get_bool_field(448)
+        }
+        #[inline]
+        pub fn get_view(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
+            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(3), ::core::option::Option::None)
+        }
+        #[inline]
+        pub fn has_view(&self) -> bool {
+            !self.reader.get_pointer_field(3).is_null()
+        }
+        #[inline]
         pub fn get_max_version_lag(self) -> u32 {
-            self.reader.get_data_field::<u32>(9)
+            self.reader.get_data_field::<u32>(15)
         }
     }
 
     pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
     impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 3 };
+        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 8, pointers: 4 };
     }
     impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
         const TYPE_ID: u64 = _private::TYPE_ID;
@@ -7820,92 +3904,100 @@ pub mod table_config {
             self.builder.set_data_field::<u64>(1, value);
         }
         #[inline]
-        pub fn get_sampler(self) -> ::core::result::Result<crate::innet_capnp::Sampler,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(8))
+        pub fn get_sampler(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
+            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(2), ::core::option::Option::Some(&_private::DEFAULT_SAMPLER[..]))
         }
         #[inline]
-        pub fn set_sampler(&mut self, value: crate::innet_capnp::Sampler)  {
-            self.builder.set_data_field::<u16>(8, value as u16);
-        }
-        #[inline]
-        pub fn get_priority_exponent(self) -> f64 {
-            self.builder.get_data_field::<f64>(3)
-        }
-        #[inline]
-        pub fn set_priority_exponent(&mut self, value: f64)  {
-            self.builder.set_data_field::<f64>(3, value);
-        }
-        #[inline]
-        pub fn get_priority_unit_log2(self) -> i32 {
-            self.builder.get_data_field::<i32>(5)
-        }
-        #[inline]
-        pub fn set_priority_unit_log2(&mut self, value: i32)  {
-            self.builder.set_data_field::<i32>(5, value);
-        }
-        #[inline]
-        pub fn get_max_times_sampled(self) -> u32 {
-            self.builder.get_data_field::<u32>(8)
-        }
-        #[inline]
-        pub fn set_max_times_sampled(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(8, value);
-        }
-        #[inline]
-        pub fn get_min_size(self) -> u64 {
-            self.builder.get_data_field::<u64>(5)
-        }
-        #[inline]
-        pub fn set_min_size(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(5, value);
-        }
-        #[inline]
-        pub fn get_samples_per_insert(self) -> f64 {
-            self.builder.get_data_field::<f64>(6)
-        }
-        #[inline]
-        pub fn set_samples_per_insert(&mut self, value: f64)  {
-            self.builder.set_data_field::<f64>(6, value);
-        }
-        #[inline]
-        pub fn get_slack(self) -> f64 {
-            self.builder.get_data_field::<f64>(7)
-        }
-        #[inline]
-        pub fn set_slack(&mut self, value: f64)  {
-            self.builder.set_data_field::<f64>(7, value);
-        }
-        #[inline]
-        pub fn get_live_max_priority(self) -> bool {
-            self.builder.get_bool_field(144)
-        }
-        #[inline]
-        pub fn set_live_max_priority(&mut self, value: bool)  {
-            self.builder.set_bool_field(144, value);
-        }
-        #[inline]
-        pub fn get_view(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(2), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_view(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+        pub fn set_sampler(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(2), value, false).unwrap()
         }
         #[inline]
-        pub fn init_view(self, size: u32) -> ::capnp::text::Builder<'a> {
+        pub fn init_sampler(self, size: u32) -> ::capnp::text::Builder<'a> {
             self.builder.get_pointer_field(2).init_text(size)
         }
         #[inline]
-        pub fn has_view(&self) -> bool {
+        pub fn has_sampler(&self) -> bool {
             !self.builder.is_pointer_field_null(2)
         }
         #[inline]
+        pub fn get_priority_exponent(self) -> f64 {
+            self.builder.get_data_field::<f64>(2)
+        }
+        #[inline]
+        pub fn set_priority_exponent(&mut self, value: f64)  {
+            self.builder.set_data_field::<f64>(2, value);
+        }
+        #[inline]
+        pub fn get_priority_unit_log2(self) -> i32 {
+            self.builder.get_data_field::<i32>(6)
+        }
+        #[inline]
+        pub fn set_priority_unit_log2(&mut self, value: i32)  {
+            self.builder.set_data_field::<i32>(6, value);
+        }
+        #[inline]
+        pub fn get_max_times_sampled(self) -> u32 {
+            self.builder.get_data_field::<u32>(7)
+        }
+        #[inline]
+        pub fn set_max_times_sampled(&mut self, value: u32)  {
+            self.builder.set_data_field::<u32>(7, value);
+        }
+        #[inline]
+        pub fn get_min_size(self) -> u64 {
+            self.builder.get_data_field::<u64>(4)
+        }
+        #[inline]
+        pub fn set_min_size(&mut self, value: u64)  {
+            self.builder.set_data_field::<u64>(4, value);
+        }
+        #[inline]
+        pub fn get_samples_per_insert(self) -> f64 {
+            self.builder.get_data_field::<f64>(5)
+        }
+        #[inline]
+        pub fn set_samples_per_insert(&mut self, value: f64)  {
+            self.builder.set_data_field::<f64>(5, value);
+        }
+        #[inline]
+        pub fn get_slack(self) -> f64 {
+            self.builder.get_data_field::<f64>(6)
+        }
+        #[inline]
+        pub fn set_slack(&mut self, value: f64)  {
+            self.builder.set_data_field::<f64>(6, value);
+        }
+        #[inline]
+        pub fn get_live_max_priority(self) -> bool {
+            self.builder.get_bool_field(448)
+        }
+        #[inline]
+        pub fn set_live_max_priority(&mut self, value: bool)  {
+            self.builder.set_bool_field(448, value);
+        }
+        #[inline]
+        pub fn get_view(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
+            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(3), ::core::option::Option::None)
+        }
+        #[inline]
+        pub fn set_view(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(3), value, false).unwrap()
+        }
+        #[inline]
+        pub fn init_view(self, size: u32) -> ::capnp::text::Builder<'a> {
+            self.builder.get_pointer_field(3).init_text(size)
+        }
+        #[inline]
+        pub fn has_view(&self) -> bool {
+            !self.builder.is_pointer_field_null(3)
+        }
+        #[inline]
         pub fn get_max_version_lag(self) -> u32 {
-            self.builder.get_data_field::<u32>(9)
+            self.builder.get_data_field::<u32>(15)
         }
         #[inline]
         pub fn set_max_version_lag(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(9, value);
+            self.builder.set_data_field::<u32>(15, value);
         }
     }
 
@@ -7918,12 +4010,12 @@ pub mod table_config {
     impl Pipeline  {
     }
     mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 242] = [
+        pub(crate) static ENCODED_NODE: [::capnp::Word; 244] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
             ::capnp::word(140, 57, 54, 223, 51, 250, 133, 154),
             ::capnp::word(12, 0, 0, 0, 1, 0, 8, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(3, 0, 7, 0, 0, 0, 0, 0),
+            ::capnp::word(4, 0, 7, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(21, 0, 0, 0, 194, 0, 0, 0),
             ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
@@ -7964,76 +4056,76 @@ pub mod table_config {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(152, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(164, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 8, 0, 0, 0),
+            ::capnp::word(4, 0, 0, 0, 2, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(161, 1, 0, 0, 66, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(156, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(168, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(5, 0, 0, 0, 3, 0, 0, 0),
+            ::capnp::word(5, 0, 0, 0, 2, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(165, 1, 0, 0, 138, 0, 0, 0),
+            ::capnp::word(173, 1, 0, 0, 138, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(168, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(180, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(6, 0, 0, 0, 5, 0, 0, 0),
+            ::capnp::word(176, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(188, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(6, 0, 0, 0, 6, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 6, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(177, 1, 0, 0, 138, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(180, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(192, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(7, 0, 0, 0, 8, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(189, 1, 0, 0, 130, 0, 0, 0),
+            ::capnp::word(185, 1, 0, 0, 138, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(188, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(200, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(8, 0, 0, 0, 5, 0, 0, 0),
+            ::capnp::word(7, 0, 0, 0, 7, 0, 0, 0),
+            ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(197, 1, 0, 0, 130, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(196, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(208, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(8, 0, 0, 0, 4, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 8, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(197, 1, 0, 0, 66, 0, 0, 0),
+            ::capnp::word(205, 1, 0, 0, 66, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(192, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(204, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(9, 0, 0, 0, 6, 0, 0, 0),
+            ::capnp::word(200, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(212, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(9, 0, 0, 0, 5, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 9, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(201, 1, 0, 0, 138, 0, 0, 0),
+            ::capnp::word(209, 1, 0, 0, 138, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(204, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(216, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(10, 0, 0, 0, 7, 0, 0, 0),
+            ::capnp::word(212, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(224, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(10, 0, 0, 0, 6, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 10, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(213, 1, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(208, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(220, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(11, 0, 0, 0, 144, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 11, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(217, 1, 0, 0, 130, 0, 0, 0),
+            ::capnp::word(221, 1, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(216, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(228, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
+            ::capnp::word(11, 0, 0, 0, 192, 1, 0, 0),
+            ::capnp::word(0, 0, 1, 0, 11, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(225, 1, 0, 0, 130, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(224, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(236, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(12, 0, 0, 0, 3, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 12, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(225, 1, 0, 0, 42, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(220, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(232, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(13, 0, 0, 0, 9, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 13, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(229, 1, 0, 0, 114, 0, 0, 0),
+            ::capnp::word(233, 1, 0, 0, 42, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(228, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(240, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(13, 0, 0, 0, 15, 0, 0, 0),
+            ::capnp::word(0, 0, 1, 0, 13, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(237, 1, 0, 0, 114, 0, 0, 0),
+            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(236, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(248, 1, 0, 0, 2, 0, 1, 0),
             ::capnp::word(110, 97, 109, 101, 0, 0, 0, 0),
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -8073,13 +4165,15 @@ pub mod table_config {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(115, 97, 109, 112, 108, 101, 114, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(181, 197, 240, 94, 0, 220, 255, 134),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 0, 0, 98, 0, 0, 0),
+            ::capnp::word(112, 114, 105, 111, 114, 105, 116, 105),
+            ::capnp::word(122, 101, 100, 0, 0, 0, 0, 0),
             ::capnp::word(112, 114, 105, 111, 114, 105, 116, 121),
             ::capnp::word(69, 120, 112, 111, 110, 101, 110, 116),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -8168,7 +4262,7 @@ pub mod table_config {
                 1 => <::capnp::struct_list::Owned<crate::innet_capnp::column::Owned> as ::capnp::introspect::Introspect>::introspect(),
                 2 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 3 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <crate::innet_capnp::Sampler as ::capnp::introspect::Introspect>::introspect(),
+                4 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 5 => <f64 as ::capnp::introspect::Introspect>::introspect(),
                 6 => <i32 as ::capnp::introspect::Introspect>::introspect(),
                 7 => <u32 as ::capnp::introspect::Introspect>::introspect(),
@@ -8194,6 +4288,11 @@ pub mod table_config {
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5,6,7,8,9,10,11,12,13];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,3,1,11,7,13,8,0,5,6,4,9,10,12];
+        pub(crate) static DEFAULT_SAMPLER: [::capnp::Word; 3] = [
+            ::capnp::word(1, 0, 0, 0, 98, 0, 0, 0),
+            ::capnp::word(112, 114, 105, 111, 114, 105, 116, 105),
+            ::capnp::word(122, 101, 100, 0, 0, 0, 0, 0),
+        ];
         pub(crate) const TYPE_ID: u64 = 0x9a85_fa33_df36_398c;
     }
 }
@@ -9977,201 +6076,6 @@ pub mod item {
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,0,2,4,1];
         pub(crate) const TYPE_ID: u64 = 0xd19b_a1cd_1e60_6d3d;
-    }
-}
-
-pub mod pushed {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <> Reader<'_,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_steps(self) -> u64 {
-            self.reader.get_data_field::<u64>(0)
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 1, pointers: 0 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_steps(self) -> u64 {
-            self.builder.get_data_field::<u64>(0)
-        }
-        #[inline]
-        pub fn set_steps(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(0, value);
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 32] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(126, 79, 197, 194, 120, 190, 184, 230),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(0, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 154, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(25, 0, 0, 0, 63, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 80, 117, 115, 104),
-            ::capnp::word(101, 100, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(20, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(115, 116, 101, 112, 115, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0];
-        pub(crate) const TYPE_ID: u64 = 0xe6b8_be78_c2c5_4f7e;
     }
 }
 

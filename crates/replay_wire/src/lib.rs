@@ -6,7 +6,7 @@
 //!
 //! ```
 //! # use replay_wire::{frame::*, *};
-//! let request = Request::new(7, 0, RequestBody::Stats(Stats));
+//! let request = Request::new(7, 0, RequestBody::Stats);
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);
@@ -17,12 +17,11 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `requests` | requests and replies: a file for each request, and the list of them |
+//! | `requests` | requests and replies: the lists of them, and their contents |
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
 //! | `codec` | messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
 //! | [`error`] | errors, and the codes by which they cross the wire |
-//! | `fields` | structs and enumerations that the schema and Rust share, for both directions |
-//! | `wait_reason` | reasons of waits |
+//! | `fields` | texts, keys, lists, names and JSON in messages |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
 //! | [`role`] | the requests that a token allows |
@@ -31,13 +30,11 @@
 pub mod auth;
 mod codec;
 pub mod error;
-#[macro_use]
 mod fields;
 pub mod frame;
 pub mod handshake;
 mod requests;
 pub mod role;
-mod wait_reason;
 
 #[rustfmt::skip]
 #[allow(clippy::all, dead_code, missing_docs, unused_qualifications)]

@@ -18,8 +18,8 @@ use replay_core::table::{Attempt, Turn};
 use replay_server::reply_budget::ReplyBudgets;
 use replay_server::service::{NumberedTable, Service};
 use replay_wire::{
-    CloseWriter, DescribeTable, DropParameters, DropTable, EmptyTable, ErrorCode, GetParameters, List, OpenOrResume,
-    PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats, UpdatePriorities,
+    CloseWriter, ErrorCode, GetParameters, OpenOrResume, PutParameters, ReplyBody, ReportCorrupt, RequestBody,
+    UpdatePriorities,
 };
 
 /// Limit of the memory: tables with the largest capacities do not fit.
@@ -114,7 +114,9 @@ impl World {
                     window_after: after,
                 };
                 let request = OpenOrResume { open, resume };
-                if let Some(ReplyBody::Writer(opened)) = self.ask_about(table, &request.clone().into(), 0) {
+                if let Some(ReplyBody::Writer(opened)) =
+                    self.ask_about(table, &RequestBody::OpenWriter(request.clone()), 0)
+                {
                     let ledger = self.ledger(table).expect("the table exists");
                     ledger.open(writer.index(), &request.open, &opened);
                 }
@@ -144,7 +146,7 @@ impl World {
                     ..ReadPosition::default()
                 });
                 let request = ReadSteps { from, bytes: bytes.into() };
-                if let Some(ReplyBody::StepsRead(read)) = self.ask_about(table, &request.into(), 0) {
+                if let Some(ReplyBody::StepsRead(read)) = self.ask_about(table, &RequestBody::ReadSteps(request), 0) {
                     self.ledger(table).expect("the table exists").check_steps(&read);
                     self.read = read.next;
                 }
@@ -152,22 +154,24 @@ impl World {
             &Call::Corrupt(table, pick) => {
                 let id = self.ledger(table).map_or(pick, |ledger| ledger.id(pick));
                 let request = ReportCorrupt { id, reason: "does not decode".into() };
-                if let Some(ReplyBody::Corrupt(Some(_))) = self.ask_about(table, &request.into(), 0) {
+                if let Some(ReplyBody::Corrupt(Some(_))) =
+                    self.ask_about(table, &RequestBody::ReportCorrupt(request), 0)
+                {
                     self.ledger(table).expect("the table exists").remove(id);
                 }
             }
             &Call::Empty(table, chance) if chance.is_seldom() => {
-                if self.ask(&EmptyTable(name(table)).into(), 0).is_some() {
+                if self.ask(&RequestBody::EmptyTable(name(table)), 0).is_some() {
                     self.ledger(table).expect("the table exists").empty();
                 }
             }
             &Call::DropTable(table, chance) if chance.is_seldom() => {
-                if self.ask(&DropTable(name(table)).into(), 0).is_some() {
+                if self.ask(&RequestBody::DropTable(name(table)), 0).is_some() {
                     self.tables[table.index()] = None;
                 }
             }
             &Call::Describe(table) => {
-                let described = self.ask(&DescribeTable(name(table)).into(), 0);
+                let described = self.ask(&RequestBody::DescribeTable(name(table)), 0);
                 let known = self.ledger(table).map(|ledger| &ledger.config);
                 match (described, known) {
                     (Some(ReplyBody::Table(config)), Some(known)) => assert_eq!(config, *known),
@@ -176,7 +180,7 @@ impl World {
                 }
             }
             Call::Put { id, version, valid, bytes } => {
-                let request = PutParameters {
+                let request = RequestBody::PutParameters(PutParameters {
                     name: "policy".into(),
                     id: (*id).into(),
                     version: (*version).into(),
@@ -184,28 +188,28 @@ impl World {
                         true => safetensors(bytes),
                         false => Bytes::copy_from_slice(bytes),
                     },
-                };
-                self.ask(&request.into(), 0);
+                });
+                self.ask(&request, 0);
             }
             Call::Get { newer_than, writer } => {
-                let request = GetParameters {
+                let request = RequestBody::GetParameters(GetParameters {
                     name: "policy".into(),
                     newer_than: (*newer_than).into(),
                     writer: writer.map_or(0, |(_, writer)| number(writer)),
-                };
+                });
                 let found = match writer {
-                    Some((table, _)) => self.ask_about(*table, &request.into(), 0),
-                    None => self.ask(&request.into(), 0),
+                    Some((table, _)) => self.ask_about(*table, &request, 0),
+                    None => self.ask(&request, 0),
                 };
                 if let Some(ReplyBody::Parameters(Some(found))) = found {
                     assert!(found.version > u64::from(*newer_than));
                 }
             }
             Call::DropParameters(chance) if chance.is_seldom() => {
-                drop(self.ask(&DropParameters("policy".into()).into(), 0))
+                drop(self.ask(&RequestBody::DropParameters("policy".into()), 0))
             }
             Call::List => {
-                let Some(ReplyBody::Listing(listing)) = self.ask(&List.into(), 0) else {
+                let Some(ReplyBody::Listing(listing)) = self.ask(&RequestBody::List, 0) else {
                     panic!("a list needs nothing");
                 };
                 let names: Vec<_> = listing.tables.iter().map(|table| &*table.name).collect();
@@ -213,7 +217,7 @@ impl World {
                 assert_eq!(names.len(), self.tables.iter().flatten().count());
             }
             Call::Stats => {
-                let stats = self.ask(&Stats.into(), 0);
+                let stats = self.ask(&RequestBody::Stats, 0);
                 assert!(matches!(stats, Some(ReplyBody::Stats(_))));
             }
             Call::Deliver(_) | Call::Close(..) | Call::Empty(..) | Call::DropTable(..) | Call::DropParameters(_) => {}
@@ -227,7 +231,7 @@ impl World {
         };
         let config = table_config(&name(table), kind, capacity);
         // The index of a table that fits is within the limit.
-        let made = self.ask(&config.clone().into(), MEMORY);
+        let made = self.ask(&RequestBody::CreateTable(config.clone()), MEMORY);
         if made.is_some() && self.ledger(table).is_none() {
             self.generation += 1;
             let ledger = TableLedger::new(self.generation, config);
@@ -239,7 +243,7 @@ impl World {
         let known = self.ledger(table).and_then(|ledger| ledger.writers.get(&writer.index()));
         let epoch = known.map_or(1, |known| known.epoch);
         let close = CloseWriter { writer: number(writer), epoch };
-        let closed = self.ask_about(table, &close.into(), 0).is_some();
+        let closed = self.ask_about(table, &RequestBody::CloseWriter(close), 0).is_some();
         let ledger = self.ledger(table);
         if closed && let Some(known) = ledger.and_then(|known| known.writers.get_mut(&writer.index())) {
             known.closed = true;
@@ -331,7 +335,7 @@ impl World {
             body: PushBody { chunks, items, payload: payload.into() },
         };
         let bytes = 4 * push.body.payload.len() as u64;
-        if self.ask_about(call.table, &push.clone().into(), bytes).is_some() {
+        if self.ask_about(call.table, &RequestBody::Push(push.clone()), bytes).is_some() {
             let ledger = self.ledger(call.table).expect("the table exists");
             ledger.push(call.writer.index(), &push);
             ledger.spoiled |= spoiled;
@@ -339,7 +343,7 @@ impl World {
     }
 
     fn sample(&mut self, table: Table, request: SampleRequest, delivered: bool) {
-        let body = RequestBody::from(request);
+        let body = RequestBody::Sample(request);
         let Some(ReplyBody::Sampled(sampled)) = self.ask_about(table, &body, 0) else {
             return;
         };
@@ -359,7 +363,7 @@ impl World {
         let ids: Vec<_> = updates.iter().map(|&(pick, _)| id(pick)).collect();
         let count = ids.len() as u32;
         let request = UpdatePriorities { ids, priorities: updates.iter().map(|&(_, priority)| priority).collect() };
-        if let Some(ReplyBody::Updated(receipt)) = self.ask_about(table, &request.into(), 0) {
+        if let Some(ReplyBody::Updated(receipt)) = self.ask_about(table, &RequestBody::UpdatePriorities(request), 0) {
             assert_eq!(receipt.applied + receipt.stale, count, "every id counts");
         }
     }
@@ -368,9 +372,9 @@ impl World {
     fn end(mut self) -> usize {
         self.held.clear();
         for table in TABLES {
-            self.ask(&DropTable(table.into()).into(), 0);
+            self.ask(&RequestBody::DropTable(table.into()), 0);
         }
-        self.ask(&DropParameters("policy".into()).into(), 0);
+        self.ask(&RequestBody::DropParameters("policy".into()), 0);
         assert_eq!(self.memory.stats()["reserved_bytes"], 0);
         self.sampled
     }

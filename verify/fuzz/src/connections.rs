@@ -15,8 +15,8 @@ use replay_link::stack::{Address, Stack, until};
 use replay_server::config::ServerConfig;
 use replay_server::server::Server;
 use replay_wire::{
-    Authenticate, Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
-    RequestBody, Stats, Welcome, encode_reply, encode_request,
+    Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
+    encode_reply, encode_request,
 };
 use simulation::Sim;
 
@@ -61,7 +61,7 @@ pub fn to_server(input: &[u8]) {
         let next = stack.connect(&address).expect("the server listens");
         let mut next = RequestPipeline::new(next, FrameLimits::default(), "the server".into());
         next.handshake(None, None).await.expect("a handshake");
-        let stats = next.call(0, None, Stats.into()).await.expect("an answer");
+        let stats = next.call(0, None, RequestBody::Stats).await.expect("an answer");
         assert!(matches!(stats, ReplyBody::Stats(_)));
     });
 }
@@ -80,7 +80,7 @@ fn after_handshake(input: &[u8], handshake: fn() -> Vec<u8>) -> Option<Vec<u8>> 
 /// The client's side of a handshake without a token.
 fn handshake() -> Vec<u8> {
     let hello = Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce: [7; 32] };
-    let bodies = [hello.into(), Authenticate { proof: None }.into()];
+    let bodies = [RequestBody::Hello(hello), RequestBody::Authenticate(None)];
     let requests = (1..).zip(bodies).map(|(id, body)| Request::new(id, 0, body));
     requests.flat_map(|request| bytes_of(encode_request(&request).expect("a valid request"))).collect()
 }
@@ -103,7 +103,7 @@ fn welcome() -> Vec<u8> {
         token_needed: false,
         max_frame_bytes: 1 << 20,
     };
-    let bodies = [ReplyBody::Challenge(challenge), ReplyBody::Welcome(Welcome { proof: None })];
+    let bodies = [ReplyBody::Challenge(challenge), ReplyBody::Welcome(None)];
     let replies = (1..).zip(bodies).map(|(id, body)| Reply { id, body });
     replies.flat_map(|reply| bytes_of(encode_reply(reply).expect("a valid reply"))).collect()
 }
@@ -125,7 +125,7 @@ pub fn to_client(input: &[u8]) {
     let read = async {
         client.handshake(None, None).await?;
         loop {
-            let id = client.send(0, None, RequestBody::from(Stats))?;
+            let id = client.send(0, None, RequestBody::Stats)?;
             let reply = client.reply().await?;
             assert!(id > 0);
             if let ReplyBody::Sampled(sampled) = reply.body {

@@ -17,7 +17,7 @@ use replay_core::schema::{Sampler, TableConfig};
 use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
 use replay_link::stack::Stack;
-use replay_wire::{EmptyTable, ErrorCode};
+use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -282,7 +282,7 @@ pub fn operate(users: &Users, seed: u64) {
         for _ in 0..random.random_range(1..20) {
             let removes = users.removes && !users.calm.get();
             let asked = match random.random_range(0..10) {
-                0 if removes => replay.command(EmptyTable(TABLE.into()).into(), &within(20)),
+                0 if removes => replay.command(RequestBody::EmptyTable(TABLE.into()), &within(20)),
                 1 if removes => replay.drop_table(TABLE, &within(20)),
                 2..=4 => replay.list(&within(20)).map(drop),
                 5..=7 => replay.table_config(TABLE, &within(20)).map(drop),

@@ -18,7 +18,7 @@ use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sample
 use replay_core::schema::TableConfig;
 use replay_link::command::Commands;
 use replay_link::error::Error;
-use replay_wire::{EmptyTable, ErrorCode};
+use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;
 
 use crate::ledger::{TABLE, push_body, table};
@@ -229,11 +229,11 @@ impl Trial {
             sleep(Duration::from_millis(self.random.random_range(200..300)));
             let stats = self.memory(server).table(OWN).expect("it was made").stats();
             assert_eq!(stats["waiting_pushes"], 1, "{stats:#}");
-            client.command(EmptyTable(OWN.into()).into(), &wait).expect("it is there");
+            client.command(RequestBody::EmptyTable(OWN.into()), &wait).expect("it is there");
             let emptied = host::now();
             channel.flush(&wait).expect("it is admitted");
             assert!(host::elapsed(emptied) < Wait::CHECK_EVERY / 5, "a push that is woken does not wait for its retry");
-            client.command(EmptyTable(OWN.into()).into(), &wait).expect("it is there");
+            client.command(RequestBody::EmptyTable(OWN.into()), &wait).expect("it is there");
         }
         self.stack.set_buffer(64 << 10);
         client.drop_table(OWN, &within(20)).expect("it is there");

@@ -10,7 +10,7 @@ use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_link::command::Commands;
 use replay_link::error::Result;
-use replay_wire::Snapshot;
+use replay_wire::RequestBody;
 
 /// Save the memory of a server now, in the folder of its --snapshot. Needs the operator's token if the server has tokens.
 #[derive(Args)]
@@ -23,7 +23,7 @@ pub struct SnapshotFlags {
 pub fn run(flags: &SnapshotFlags) -> Result<()> {
     let client = flags.server.connect()?;
     // No deadline: saving a large memory takes longer than a connection attempt may.
-    client.command(Snapshot.into(), &Wait::forever())?;
+    client.command(RequestBody::Snapshot, &Wait::forever())?;
     let saved = &client.stats(&patience())?["snapshots"];
     let line = format!(
         "{}  {}  {:.1} s\n",

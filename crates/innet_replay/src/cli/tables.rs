@@ -10,7 +10,7 @@ use super::stats::{printable, readable_bytes, with_separators};
 use replay_core::replay::Replay;
 use replay_link::command::Commands;
 use replay_link::error::Result;
-use replay_wire::EmptyTable;
+use replay_wire::RequestBody;
 
 /// List the tables of a server.
 #[derive(Args)]
@@ -48,7 +48,7 @@ pub fn list(flags: &TablesFlags) -> Result<()> {
 /// Empties a table.
 pub fn empty_table(flags: &TableFlags) -> Result<()> {
     let client = flags.memory.connect()?;
-    client.command(EmptyTable(flags.table.clone()).into(), &patience())
+    client.command(RequestBody::EmptyTable(flags.table.clone()), &patience())
 }
 
 /// Drops a table.

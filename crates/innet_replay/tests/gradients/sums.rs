@@ -5,7 +5,7 @@ use std::thread;
 use base::wait::Wait;
 use gradients::{Arithmetic, Control, JoinJob};
 use replay_link::command::Commands;
-use replay_wire::{EmptyTable, ErrorCode};
+use replay_wire::{ErrorCode, RequestBody};
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 
@@ -46,7 +46,7 @@ fn the_membership_table_and_the_limits_are_in_the_statistics() {
 fn without_a_memory_requests_for_it_are_refused() {
     let serving = Serving::start(&["--gradients-only"]);
     sum_rounds(&mut serving.join_all(requests(2)), 2, 1000);
-    let error = serving.client().command(EmptyTable("t".into()).into(), &Wait::forever()).unwrap_err();
+    let error = serving.client().command(RequestBody::EmptyTable("t".into()), &Wait::forever()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Config);
     assert!(error.to_string().contains("without --gradients-only"), "{error}");
 }

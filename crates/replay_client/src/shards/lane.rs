@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::super::dialer::Dialer;
 use super::super::link::Link;
-use super::super::pipeline::{answer, expect_reply};
+use super::super::pipeline::{answer, expect};
 use super::partial::Seen;
 use base::host;
 use base::wait::Wait;
 use replay_core::replay::{SampleRequest, Sampled};
 use replay_link::error::{Error, Result};
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::RequestBody;
 
 /// The requests to one server.
 pub struct Lane {
@@ -135,7 +135,7 @@ impl Lane {
             Ok(body) => body,
             Err(error) => return Ok((part, Err(error))),
         };
-        let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
+        let sampled: Sampled = expect(body)?;
         let Some(state) = sampled.state else {
             return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
         };

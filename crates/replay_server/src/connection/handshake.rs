@@ -9,7 +9,7 @@ use replay_link::stack::Stack;
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
-use replay_wire::{Authenticate, NO_REQUEST, ReplyBody, RequestBody, Welcome, decode_request};
+use replay_wire::{NO_REQUEST, ReplyBody, RequestBody, decode_request};
 
 impl<S: Stack> ConnectionHandler<'_, S> {
     /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns the role of the client's token; `None` if the client left. Errors are also sent to the
@@ -72,7 +72,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         let request = decode_request(frame)?;
         *id = request.id;
-        let RequestBody::Authenticate(Authenticate { proof }) = request.body else {
+        let RequestBody::Authenticate(proof) = request.body else {
             let reason = "the request after the challenge is authenticate";
             return Err(Error::protocol(reason.to_owned()));
         };
@@ -81,7 +81,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }
-        self.write_reply(write, *id, ReplyBody::Welcome(Welcome { proof })).await?;
+        self.write_reply(write, *id, ReplyBody::Welcome(proof)).await?;
         Ok(Some(role))
     }
 }

@@ -45,8 +45,8 @@ mod tests {
     fn a_request_counts_for_its_kind() {
         let latencies = Latencies::default();
         assert_eq!(json!(latencies), json!({}));
-        latencies.record(&replay_wire::Stats.into(), Duration::from_millis(1));
-        latencies.record(&replay_wire::Snapshot.into(), Duration::ZERO);
+        latencies.record(&RequestBody::Stats, Duration::from_millis(1));
+        latencies.record(&RequestBody::Snapshot, Duration::ZERO);
         let stats = json!(latencies);
         let kinds: Vec<_> = stats.as_object().unwrap().keys().collect();
         assert_eq!(kinds, ["snapshot", "stats"]);

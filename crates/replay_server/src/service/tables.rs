@@ -9,7 +9,7 @@ use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
 use replay_link::command::carry_out;
 use replay_link::error::{Error, Result};
-use replay_wire::{DropTable, ReplyBody, RequestBody};
+use replay_wire::{ReplyBody, RequestBody};
 
 /// The tables of a server's memory.
 pub struct Tables {
@@ -53,7 +53,7 @@ impl Tables {
                 carry_out(&self.memory, request)?;
                 return_freed_memory();
             }
-            RequestBody::DropTable(DropTable(name)) => {
+            RequestBody::DropTable(name) => {
                 self.remove(name)?;
                 return_freed_memory();
             }

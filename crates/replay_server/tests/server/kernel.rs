@@ -20,7 +20,7 @@ use replay_server::config::ServerConfig;
 use replay_server::server::{RunningServer, Server};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, CHANNEL_BINDING_LABEL, Secret, Side, Transcript};
-use replay_wire::{Authenticate, PROTOCOL, RequestBody};
+use replay_wire::{PROTOCOL, RequestBody};
 
 use crate::suite::world::Connection;
 use crate::suite::{TestClient, config, refused, sample, table, transcript, writer};
@@ -261,7 +261,7 @@ fn the_server_says_the_end_of_a_tls_connection() {
         let challenge = served.hello(PROTOCOL, [7; 32]).await.unwrap();
         let transcript = Transcript { channel_binding: Some(channel_binding), ..transcript([7; 32], &challenge) };
         let proof = auth::proof(TOKEN, Side::Client, &transcript);
-        let authenticate = RequestBody::Authenticate(Authenticate { proof: Some(proof) });
+        let authenticate = RequestBody::Authenticate(Some(proof));
         served.ask(authenticate, 0).await.unwrap();
         served.stats().await;
         // It has the only place.

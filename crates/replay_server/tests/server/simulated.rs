@@ -8,9 +8,7 @@ use replay_core::cause::{Cause, TableWait, WaitReason};
 use replay_core::schema::TableConfig;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{
-    DescribeTable, DropTable, EmptyTable, GetParameters, PROTOCOL, Pushed, PutParameters, ReplyBody, RequestBody,
-};
+use replay_wire::{GetParameters, PROTOCOL, PutParameters, ReplyBody, RequestBody};
 use rustls::pki_types::ServerName;
 use simulation::SimStack;
 use tokio_rustls::TlsConnector;
@@ -32,7 +30,7 @@ fn delays_change_neither_order_nor_content() {
             }
             for steps in 1..=30 {
                 let reply = client.receive().await.unwrap().unwrap();
-                assert!(matches!(reply.body, ReplyBody::Pushed(Pushed { steps: s }) if s == steps));
+                assert!(matches!(reply.body, ReplyBody::Pushed(s) if s == steps));
             }
         });
     }
@@ -215,8 +213,8 @@ fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
         let large = TableConfig { name: "large".into(), ..table() };
         let requests = [
             RequestBody::CreateTable(large),
-            RequestBody::EmptyTable(EmptyTable("large".into())),
-            RequestBody::DropTable(DropTable("large".into())),
+            RequestBody::EmptyTable("large".into()),
+            RequestBody::DropTable("large".into()),
         ];
         for (request, there) in requests.into_iter().zip([false, true, true]) {
             let before = world.server_stat("requests");
@@ -238,7 +236,7 @@ fn requests_behind_a_new_table_are_answered_after_it() {
         let mut client = world.client().await;
         let another = TableConfig { name: "another".into(), ..table() };
         client.send(RequestBody::CreateTable(another), 0).await.unwrap();
-        client.send(RequestBody::DescribeTable(DescribeTable("another".into())), 0).await.unwrap();
+        client.send(RequestBody::DescribeTable("another".into()), 0).await.unwrap();
         for name in ["done", "table"] {
             assert_eq!(client.receive().await.unwrap().unwrap().body.name(), name);
         }

@@ -28,9 +28,32 @@ pub struct Challenge {
     pub max_frame_bytes: u64,
 }
 
-call!(Hello: Actor => Challenge, names: |_, _| {});
+pub fn read(from: wire::hello::Reader<'_>) -> Result<Hello> {
+    Ok(Hello { protocol: from.get_protocol(), release: text(from.get_release())?, nonce: key(from.get_nonce())? })
+}
 
-same_fields! {
-    hello: Hello { protocol, release, nonce }
-    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
+pub fn write(hello: &Hello, mut out: wire::hello::Builder<'_>) {
+    out.set_protocol(hello.protocol);
+    out.set_release(&hello.release);
+    out.set_nonce(&hello.nonce);
+}
+
+pub fn read_challenge(from: wire::challenge::Reader<'_>) -> Result<Challenge> {
+    Ok(Challenge {
+        protocol: from.get_protocol(),
+        release: text(from.get_release())?,
+        incarnation: from.get_incarnation(),
+        nonce: key(from.get_nonce())?,
+        token_needed: from.get_token_needed(),
+        max_frame_bytes: from.get_max_frame_bytes(),
+    })
+}
+
+pub fn write_challenge(challenge: &Challenge, mut out: wire::challenge::Builder<'_>) {
+    out.set_protocol(challenge.protocol);
+    out.set_release(&challenge.release);
+    out.set_incarnation(challenge.incarnation);
+    out.set_nonce(&challenge.nonce);
+    out.set_token_needed(challenge.token_needed);
+    out.set_max_frame_bytes(challenge.max_frame_bytes);
 }

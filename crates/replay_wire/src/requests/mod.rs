@@ -1,43 +1,33 @@
-//! Requests and replies. Each request has a file: its content, the lowest role that may make it, its reply, and the encoding of both. The
-//! list at the end names all requests, and generates the code that distinguishes them.
+//! Requests and replies. The lists at the end have a line for each kind; `read` and `write` have the two lines that take it from and to its
+//! member of the schema's union. Contents of several fields have a file, with a function for each direction.
 
-mod authenticate;
-mod call_extension;
-mod close_writer;
-mod create_table;
-mod describe_table;
-mod drop_parameters;
-mod drop_table;
-mod empty_table;
-mod get_parameters;
+mod extension;
 mod hello;
-mod list;
-mod open_writer;
+mod items;
+mod parameters;
 mod push;
-mod put_parameters;
-mod read_steps;
-mod report_corrupt;
 mod sample;
-mod snapshot;
-mod stats;
-mod update_priorities;
+mod steps;
+mod table;
+mod writer;
 
 use bytes::Bytes;
-use pastey::paste;
 
 use crate::error::{Error, ErrorCode, Result};
-use crate::fields::{
-    FEW_WORDS, Field, Message, Payload, Reader, Rest, internal, list_len, malformed, read, read_list, read_optional,
-    unknown, write_list,
-};
+use crate::fields::{COPIED, Payload, QUOTED, Rest, json, key, named, text, to_json, write_list};
 use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;
-use replay_core::memory::Memory;
 use replay_core::replay::{
     Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
+
+pub use extension::Extension;
+pub use hello::{Challenge, Hello};
+pub use items::{ReportCorrupt, UpdatePriorities};
+pub use parameters::{GetParameters, PutParameters};
+pub use writer::{CloseWriter, OpenOrResume};
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,157 +62,39 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
-/// Content of a request.
-pub trait Call: Into<RequestBody> {
-    /// The lowest role that may make it.
-    const ROLE: Role;
+/// Proof of a token; `None` without one.
+pub type Proof = Option<[u8; 32]>;
 
-    /// Whether its reply may be large. A large reply counts as used memory of the server until the client has read it.
-    const LARGE_REPLY: bool = false;
-
-    /// Content of its reply, unless that is an error.
-    type Reply: TryFrom<ReplyBody, Error = ReplyBody>;
-
-    /// Visits the names of tables, writers and parameters.
-    fn names(&mut self, visit: &mut dyn FnMut(&mut String));
-
-    /// Carries out a command in a memory. Commands have no result, and a memory in this process, a server and several servers carry them out
-    /// alike; `None` for other requests.
-    fn carry_out(&self, _memory: &Memory) -> Option<replay_core::error::Result<()>> {
-        None
-    }
-
-    /// The frame's payload.
-    fn payload(&self) -> Bytes {
-        Bytes::new()
-    }
-}
-
-/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the names, the payload; what a command does.
-macro_rules! call {
+/// Generates [`RequestBody`] from kinds of requests, each with its name, content and lowest role, and [`ReplyBody`] from kinds of replies,
+/// each with its name and content.
+macro_rules! kinds {
     (
-        $request:ident: $role:ident => $reply:ty
-            $(, large: $large:literal)?, names: |$named:tt, $visit:tt| $names:expr $(, payload: |$self:ident| $payload:expr)?
-            $(, command: |$command:ident, $memory:ident| $done:expr)?
+        requests: $($(#[$about:meta])* $name:literal $request:ident $(($content:ty))? from $role:ident,)+
+        replies: $($(#[$about_reply:meta])* $reply_name:literal $reply:ident($reply_content:ty),)+
     ) => {
-        impl Call for $request {
-            const ROLE: Role = Role::$role;
-            $(const LARGE_REPLY: bool = $large;)?
-            type Reply = $reply;
-            fn names(&mut self, $visit: &mut dyn FnMut(&mut String)) {
-                let $named = self;
-                $names
-            }
-            $(fn carry_out(&self, $memory: &Memory) -> Option<replay_core::error::Result<()>> {
-                let $command = self;
-                Some($done)
-            })?
-            $(fn payload(&self) -> Bytes {
-                let $self = self;
-                $payload
-            })?
-        }
-    };
-}
-pub(crate) use call;
-
-/// Code for a variant of the schema's union: a `struct`, a `text` with a struct around it, `void`, or another `value`.
-macro_rules! content {
-    (read struct $content:ty, $from:ident, $rest:ident) => { read($from, $rest)? };
-    (read text $content:ident, $from:ident, $rest:ident) => { $content(Field::read($from)?) };
-    (read void $content:ident, $from:ident, $rest:ident) => {{ let () = $from; $content }};
-    (read value $content:ty, $from:ident, $rest:ident) => { Field::read($from)? };
-    (write struct $name:ident, $root:ident, $value:ident) => { $value.write(paste!($root.[<init_ $name:snake>]()))? };
-    (write text $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>](&$value.0)) };
-    (write void $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>](())) };
-    (write value $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>]($value.write()?)) };
-    (words struct $value:ident) => { $value.words() };
-    (words value $value:ident) => { FEW_WORDS + $value.write()?.len() / 8 };
-    (words $other:ident $value:ident) => { FEW_WORDS };
-    (payload struct $value:ident) => { $value.into_payload() };
-    (payload $other:ident $value:ident) => { Payload::default() };
-}
-
-/// Generates [`RequestBody`] and [`ReplyBody`] from a list of requests: name and file, kind of [`content!`], variant and content; then
-/// kind, variant and content of its reply, unless that is `Done` or another request's.
-macro_rules! requests {
-    ($(
-        $name:ident: $kind:ident $request:ident($content:ident)
-            $(=> $reply_kind:ident $reply:ident($reply_content:ty))?,
-    )+) => {
-        $(
-            #[allow(unused_imports, reason = "the content of some requests is the memory's")]
-            pub use $name::*;
-
-            impl From<$content> for RequestBody {
-                fn from(content: $content) -> Self { RequestBody::$request(content) }
-            }
-        )+
-
-        /// Kinds of requests. Each may be answered by [`ReplyBody::Error`] instead of its [`Call::Reply`].
+        /// Kinds of requests. Each may be answered by [`ReplyBody::Error`].
         #[derive(Debug, Clone, PartialEq)]
-        #[expect(missing_docs, reason = "their contents have the documentation")]
         pub enum RequestBody {
-            $($request($content),)+
+            $($(#[$about])* $request $(($content))?,)+
         }
 
         impl RequestBody {
             /// Names of all kinds of requests.
-            pub const NAMES: [&str; [$(stringify!($name)),+].len()] = [$(stringify!($name)),+];
+            pub const NAMES: [&str; [$($name),+].len()] = [$($name),+];
 
             /// Index of the request's kind in [`RequestBody::NAMES`].
             pub fn kind(&self) -> usize {
                 enum Kind { $($request),+ }
-                match self { $(RequestBody::$request(_) => Kind::$request as usize,)+ }
+                match self { $(RequestBody::$request { .. } => Kind::$request as usize,)+ }
             }
-
-            /// Name of the request, for errors.
-            pub fn name(&self) -> &'static str { Self::NAMES[self.kind()] }
 
             /// The lowest role that may make the request.
             pub fn role(&self) -> Role {
-                match self { $(RequestBody::$request(_) => <$content as Call>::ROLE,)+ }
-            }
-
-            /// Visits the names of tables, writers and parameters.
-            pub fn names(&mut self, visit: &mut dyn FnMut(&mut String)) {
-                match self { $(RequestBody::$request(request) => request.names(visit),)+ }
-            }
-
-            /// Carries out a command in a memory; `None` for other requests.
-            pub fn carry_out(&self, memory: &Memory) -> Option<replay_core::error::Result<()>> {
-                match self { $(RequestBody::$request(request) => request.carry_out(memory),)+ }
-            }
-
-            /// Whether its reply may be large.
-            pub fn has_large_reply(&self) -> bool {
-                match self { $(RequestBody::$request(_) => <$content as Call>::LARGE_REPLY,)+ }
-            }
-
-            pub(crate) fn words(&self) -> usize {
-                match self { $(RequestBody::$request(_request) => content!(words $kind _request),)+ }
-            }
-
-            pub(crate) fn read(from: wire::request::Reader<'_>, rest: &Rest) -> Result<Self> {
-                use wire::request::Which;
-                Ok(match from.which().map_err(unknown)? {
-                    $(Which::$request(from) => RequestBody::$request(content!(read $kind $content, from, rest)),)+
-                })
-            }
-
-            /// Writes the message; the result is the payload.
-            pub(crate) fn write(&self, mut root: wire::request::Builder<'_>) -> Result<Bytes> {
-                match self {
-                    $(RequestBody::$request(request) => {
-                        content!(write $kind $request, root, request);
-                        Ok(request.payload())
-                    })+
-                }
+                match self { $(RequestBody::$request { .. } => Role::$role,)+ }
             }
         }
 
         /// Kinds of replies.
-        #[expect(missing_docs, reason = "their contents have the documentation")]
         pub enum ReplyBody {
             /// The request failed.
             Error {
@@ -238,7 +110,7 @@ macro_rules! requests {
             Waiting(WaitReason),
             /// Success without a result.
             Done,
-            $($($reply($reply_content),)?)+
+            $($(#[$about_reply])* $reply($reply_content),)+
         }
 
         impl ReplyBody {
@@ -248,65 +120,18 @@ macro_rules! requests {
                     ReplyBody::Error { .. } => "error",
                     ReplyBody::Waiting(_) => "waiting",
                     ReplyBody::Done => "done",
-                    $($(ReplyBody::$reply(_) => paste!(stringify!([<$reply:snake>])),)?)+
+                    $(ReplyBody::$reply(_) => $reply_name,)+
                 }
-            }
-
-            pub(crate) fn words(&self) -> Result<usize> {
-                Ok(match self {
-                    ReplyBody::Error { message, .. } => FEW_WORDS + message.len() / 8,
-                    ReplyBody::Waiting(_) | ReplyBody::Done => FEW_WORDS,
-                    $($(ReplyBody::$reply(reply) => content!(words $reply_kind reply),)?)+
-                })
-            }
-
-            pub(crate) fn read(from: wire::reply::Reader<'_>, rest: &Rest) -> Result<Self> {
-                use wire::reply::Which;
-                Ok(match from.which().map_err(unknown)? {
-                    Which::Error(error) => {
-                        let error = error.map_err(malformed)?;
-                        ReplyBody::Error {
-                            // A newer server may have codes that this client does not know.
-                            code: error.get_code().unwrap_or(ErrorCode::Internal),
-                            message: Field::read(error.get_message())?,
-                            waited_for: read_optional(error.has_waited_for(), error.get_waited_for(), rest)?.map(Box::new),
-                        }
-                    }
-                    Which::Waiting(reason) => ReplyBody::Waiting(read(reason, rest)?),
-                    Which::Done(()) => ReplyBody::Done,
-                    $($(Which::$reply(from) => ReplyBody::$reply(content!(read $reply_kind $reply_content, from, rest)),)?)+
-                })
-            }
-
-            /// Writes the message; the result is the payload.
-            pub(crate) fn write(self, mut root: wire::reply::Builder<'_>) -> Result<Payload> {
-                match self {
-                    ReplyBody::Error { code, message, waited_for } => {
-                        let mut out = root.init_error();
-                        out.set_code(code);
-                        out.set_message(&message);
-                        if let Some(reason) = waited_for {
-                            reason.write(out.init_waited_for())?;
-                        }
-                    }
-                    ReplyBody::Waiting(reason) => reason.write(root.init_waiting())?,
-                    ReplyBody::Done => root.set_done(()),
-                    $($(ReplyBody::$reply(reply) => {
-                        content!(write $reply_kind $reply, root, reply);
-                        return Ok(content!(payload $reply_kind reply));
-                    })?)+
-                }
-                Ok(Payload::default())
             }
         }
 
-        $($(impl TryFrom<ReplyBody> for $reply_content {
+        $(impl TryFrom<ReplyBody> for $reply_content {
             type Error = ReplyBody;
 
             fn try_from(body: ReplyBody) -> Result<Self, ReplyBody> {
                 if let ReplyBody::$reply(reply) = body { Ok(reply) } else { Err(body) }
             }
-        })?)+
+        })+
     };
 }
 
@@ -318,25 +143,249 @@ impl TryFrom<ReplyBody> for () {
     }
 }
 
-requests! {
-    hello: struct Hello(Hello) => struct Challenge(Challenge),
-    authenticate: struct Authenticate(Authenticate) => struct Welcome(Welcome),
-    create_table: struct CreateTable(TableConfig),
-    describe_table: text DescribeTable(DescribeTable) => struct Table(TableConfig),
-    empty_table: text EmptyTable(EmptyTable),
-    drop_table: text DropTable(DropTable),
-    open_writer: struct OpenWriter(OpenOrResume) => struct Writer(WriterOpened),
-    push: struct Push(Push) => struct Pushed(Pushed),
-    sample: struct Sample(SampleRequest) => struct Sampled(Sampled),
-    update_priorities: struct UpdatePriorities(UpdatePriorities) => struct Updated(UpdateReceipt),
-    read_steps: struct ReadSteps(ReadSteps) => struct StepsRead(StepsRead),
-    report_corrupt: struct ReportCorrupt(ReportCorrupt) => value Corrupt(Option<String>),
-    put_parameters: struct PutParameters(PutParameters),
-    drop_parameters: text DropParameters(DropParameters),
-    get_parameters: struct GetParameters(GetParameters) => struct Parameters(Option<Parameters>),
-    stats: void Stats(Stats) => value Stats(String),
-    list: void List(List) => struct Listing(Listing),
-    snapshot: void Snapshot(Snapshot),
-    close_writer: struct CloseWriter(CloseWriter),
-    call_extension: struct CallExtension(Extension) => struct Extension(Extension),
+impl RequestBody {
+    /// Name of the request, for errors and statistics.
+    pub fn name(&self) -> &'static str {
+        Self::NAMES[self.kind()]
+    }
+
+    /// The name of a table, a writer or parameters in the request.
+    pub fn named(&mut self) -> Option<&mut String> {
+        use RequestBody::*;
+        match self {
+            CreateTable(table) => Some(&mut table.name),
+            OpenWriter(writer) => Some(&mut writer.open.name),
+            PutParameters(put) => Some(&mut put.name),
+            GetParameters(get) => Some(&mut get.name),
+            DescribeTable(name) | EmptyTable(name) | DropTable(name) | DropParameters(name) => Some(name),
+            Hello(_) | Authenticate(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_)
+            | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => None,
+        }
+    }
+
+    /// Whether its reply may be large: it then counts as used memory of the server until the client has read it.
+    pub fn has_large_reply(&self) -> bool {
+        use RequestBody::{GetParameters, List, ReadSteps, Sample, Stats};
+        matches!(self, Sample(_) | ReadSteps(_) | GetParameters(_) | Stats | List)
+    }
+
+    /// Reads the message.
+    pub(crate) fn read(from: wire::request::Reader<'_>, rest: &Rest) -> Result<Self> {
+        use wire::request::Which;
+        Ok(match from.which()? {
+            Which::Hello(hello) => RequestBody::Hello(hello::read(hello?)?),
+            Which::Authenticate(proof) => RequestBody::Authenticate(read_proof(proof)?),
+            Which::CreateTable(config) => RequestBody::CreateTable(table::read(config?, rest)?),
+            Which::DescribeTable(name) => RequestBody::DescribeTable(text(name)?),
+            Which::EmptyTable(name) => RequestBody::EmptyTable(text(name)?),
+            Which::DropTable(name) => RequestBody::DropTable(text(name)?),
+            Which::OpenWriter(open) => RequestBody::OpenWriter(writer::read(open?)?),
+            Which::Push(push) => RequestBody::Push(push::read(push?, rest)?),
+            Which::Sample(sample) => RequestBody::Sample(sample::read(sample?)?),
+            Which::UpdatePriorities(update) => RequestBody::UpdatePriorities(items::read_update(update?)?),
+            Which::ReadSteps(read) => RequestBody::ReadSteps(steps::read(read?)?),
+            Which::ReportCorrupt(report) => RequestBody::ReportCorrupt(items::read_report(report?)?),
+            Which::PutParameters(put) => RequestBody::PutParameters(parameters::read_put(put?, rest)?),
+            Which::DropParameters(name) => RequestBody::DropParameters(text(name)?),
+            Which::GetParameters(get) => RequestBody::GetParameters(parameters::read_get(get?)?),
+            Which::Stats(()) => RequestBody::Stats,
+            Which::List(()) => RequestBody::List,
+            Which::Snapshot(()) => RequestBody::Snapshot,
+            Which::CloseWriter(close) => RequestBody::CloseWriter(writer::read_close(close?)),
+            Which::CallExtension(call) => RequestBody::CallExtension(extension::read(call?, rest)?),
+        })
+    }
+
+    /// Writes the message; the result is the payload.
+    pub(crate) fn write(&self, mut root: wire::request::Builder<'_>) -> Result<Bytes> {
+        match self {
+            RequestBody::Hello(hello) => hello::write(hello, root.init_hello()),
+            RequestBody::Authenticate(proof) => root.set_authenticate(proof.as_ref().map_or(&[], |proof| proof)),
+            RequestBody::CreateTable(config) => table::write(config, root.init_create_table()),
+            RequestBody::DescribeTable(name) => root.set_describe_table(name),
+            RequestBody::EmptyTable(name) => root.set_empty_table(name),
+            RequestBody::DropTable(name) => root.set_drop_table(name),
+            RequestBody::OpenWriter(open) => writer::write(open, root.init_open_writer()),
+            RequestBody::Push(push) => {
+                push::write(push, root.init_push())?;
+                return Ok(push.body.payload.clone());
+            }
+            RequestBody::Sample(request) => sample::write(request, root.init_sample()),
+            RequestBody::UpdatePriorities(update) => items::write_update(update, root.init_update_priorities()),
+            RequestBody::ReadSteps(read) => steps::write(read, root.init_read_steps()),
+            RequestBody::ReportCorrupt(report) => items::write_report(report, root.init_report_corrupt()),
+            RequestBody::PutParameters(put) => {
+                parameters::write_put(put, root.init_put_parameters());
+                return Ok(put.bytes.clone());
+            }
+            RequestBody::DropParameters(name) => root.set_drop_parameters(name),
+            RequestBody::GetParameters(get) => parameters::write_get(get, root.init_get_parameters()),
+            RequestBody::Stats => root.set_stats(()),
+            RequestBody::List => root.set_list(()),
+            RequestBody::Snapshot => root.set_snapshot(()),
+            RequestBody::CloseWriter(close) => writer::write_close(close, root.init_close_writer()),
+            RequestBody::CallExtension(call) => {
+                extension::write(call, root.init_call_extension());
+                return Ok(call.message.clone());
+            }
+        }
+        Ok(Bytes::new())
+    }
+}
+
+impl ReplyBody {
+    /// Reads the message.
+    pub(crate) fn read(from: wire::reply::Reader<'_>, rest: &Rest) -> Result<Self> {
+        use wire::reply::Which;
+        Ok(match from.which()? {
+            Which::Error(error) => {
+                let error = error?;
+                let waited_for = || json("the reason of a wait", error.get_waited_for());
+                ReplyBody::Error {
+                    // A newer server may have codes that this client does not know.
+                    code: error.get_code().unwrap_or(ErrorCode::Internal),
+                    message: text(error.get_message())?,
+                    waited_for: error.has_waited_for().then(waited_for).transpose()?,
+                }
+            }
+            Which::Waiting(reason) => ReplyBody::Waiting(json("the reason of a wait", reason)?),
+            Which::Done(()) => ReplyBody::Done,
+            Which::Challenge(challenge) => ReplyBody::Challenge(hello::read_challenge(challenge?)?),
+            Which::Welcome(proof) => ReplyBody::Welcome(read_proof(proof)?),
+            Which::Table(config) => ReplyBody::Table(table::read(config?, rest)?),
+            Which::Writer(opened) => ReplyBody::Writer(writer::read_opened(opened?)),
+            Which::Pushed(steps) => ReplyBody::Pushed(steps),
+            Which::Sampled(sampled) => ReplyBody::Sampled(sample::read_sampled(sampled?, rest)?),
+            Which::Updated(receipt) => ReplyBody::Updated(items::read_receipt(receipt?)),
+            Which::StepsRead(read) => ReplyBody::StepsRead(steps::read_read(read?, rest)?),
+            Which::Corrupt(writer) => ReplyBody::Corrupt(Some(text(writer)?).filter(|name| !name.is_empty())),
+            Which::Parameters(stored) => ReplyBody::Parameters(parameters::read(stored?, rest)),
+            Which::Stats(json) => ReplyBody::Stats(text(json)?),
+            Which::Listing(listing) => ReplyBody::Listing(table::read_listing(listing?, rest)?),
+            Which::Extension(answer) => ReplyBody::Extension(extension::read(answer?, rest)?),
+        })
+    }
+
+    /// Writes the message; the result is the payload.
+    pub(crate) fn write(self, mut root: wire::reply::Builder<'_>) -> Payload {
+        match self {
+            ReplyBody::Error { code, message, waited_for } => {
+                let mut out = root.init_error();
+                out.set_code(code);
+                out.set_message(&message);
+                if let Some(reason) = waited_for {
+                    out.set_waited_for(&*to_json(&reason));
+                }
+            }
+            ReplyBody::Waiting(reason) => root.set_waiting(&*to_json(&reason)),
+            ReplyBody::Done => root.set_done(()),
+            ReplyBody::Challenge(challenge) => hello::write_challenge(&challenge, root.init_challenge()),
+            ReplyBody::Welcome(proof) => root.set_welcome(proof.as_ref().map_or(&[], |proof| proof)),
+            ReplyBody::Table(config) => table::write(&config, root.init_table()),
+            ReplyBody::Writer(opened) => writer::write_opened(&opened, root.init_writer()),
+            ReplyBody::Pushed(steps) => root.set_pushed(steps),
+            ReplyBody::Sampled(mut sampled) => {
+                sample::write_sampled(&sampled, root.init_sampled());
+                sampled.blobs.insert(0, sampled.rows);
+                return (sampled.blobs, sampled.credit);
+            }
+            ReplyBody::Updated(receipt) => items::write_receipt(&receipt, root.init_updated()),
+            ReplyBody::StepsRead(read) => {
+                steps::write_read(&read, root.init_steps_read());
+                return (read.chunks.into_iter().map(|chunk| chunk.packed).collect(), None);
+            }
+            ReplyBody::Corrupt(writer) => root.set_corrupt(&*writer.unwrap_or_default()),
+            ReplyBody::Parameters(stored) => {
+                root.init_parameters().set_version(stored.as_ref().map_or(0, |stored| stored.version));
+                return (stored.into_iter().map(|stored| stored.bytes).collect(), None);
+            }
+            ReplyBody::Stats(json) => root.set_stats(&json),
+            ReplyBody::Listing(listing) => table::write_listing(&listing, root.init_listing()),
+            ReplyBody::Extension(answer) => {
+                extension::write(&answer, root.init_extension());
+                return (vec![answer.message], None);
+            }
+        }
+        Payload::default()
+    }
+}
+
+/// A proof; empty for none.
+fn read_proof(proof: capnp::Result<&[u8]>) -> Result<Proof> {
+    match proof {
+        Ok([]) => Ok(None),
+        proof => key(proof).map(Some),
+    }
+}
+
+kinds! {
+    requests:
+    /// Starts a connection.
+    "hello" Hello(Hello) from Actor,
+    /// Ends the handshake, with the client's proof.
+    "authenticate" Authenticate(Proof) from Actor,
+    /// Makes a table.
+    "create_table" CreateTable(TableConfig) from Learner,
+    /// Definition of a table, by name.
+    "describe_table" DescribeTable(String) from Actor,
+    /// Removes the steps and items of a table, by name.
+    "empty_table" EmptyTable(String) from Operator,
+    /// Removes a table, by name.
+    "drop_table" DropTable(String) from Operator,
+    /// Opens or takes over a writer.
+    "open_writer" OpenWriter(OpenOrResume) from Actor,
+    /// Steps and items of a writer.
+    "push" Push(Push) from Actor,
+    /// Samples items.
+    "sample" Sample(SampleRequest) from Learner,
+    /// Sets priorities of items.
+    "update_priorities" UpdatePriorities(UpdatePriorities) from Learner,
+    /// Reads stored steps, in the order of their arrival.
+    "read_steps" ReadSteps(ReadSteps) from Learner,
+    /// Removes an item whose blob does not decode: learners could also disable it with priority 0, and would otherwise sample it repeatedly.
+    "report_corrupt" ReportCorrupt(ReportCorrupt) from Learner,
+    /// Stores parameters.
+    "put_parameters" PutParameters(PutParameters) from Learner,
+    /// Removes parameters, by name. The next put continues their version numbers.
+    "drop_parameters" DropParameters(String) from Operator,
+    /// Reads the newest parameters.
+    "get_parameters" GetParameters(GetParameters) from Actor,
+    /// Counters and gauges.
+    "stats" Stats from Actor,
+    /// All tables and parameters. Actors may ask, as `DescribeTable` and `Stats` show them the same definitions and versions.
+    "list" List from Actor,
+    /// Saves the server's memory.
+    "snapshot" Snapshot from Operator,
+    /// Closes a writer.
+    "close_writer" CloseWriter(CloseWriter) from Actor,
+    /// A message to an extension of the server.
+    "call_extension" CallExtension(Extension) from Learner,
+
+    replies:
+    /// The answer to `Hello`.
+    "challenge" Challenge(Challenge),
+    /// The server's proof.
+    "welcome" Welcome(Proof),
+    /// Definition of a table.
+    "table" Table(TableConfig),
+    /// State of the writer that was opened.
+    "writer" Writer(WriterOpened),
+    /// Steps of the writer that the table has applied so far.
+    "pushed" Pushed(u64),
+    /// A batch.
+    "sampled" Sampled(Sampled),
+    /// Counts of an update.
+    "updated" Updated(UpdateReceipt),
+    /// Stored steps.
+    "steps_read" StepsRead(StepsRead),
+    /// Name of the removed item's writer; `None` when it was removed before.
+    "corrupt" Corrupt(Option<String>),
+    /// The newest parameters, or the version of those put; `None` when there are none newer.
+    "parameters" Parameters(Option<Parameters>),
+    /// One JSON object.
+    "stats" Stats(String),
+    /// All tables and parameters.
+    "listing" Listing(Listing),
+    /// Answer of an extension.
+    "extension" Extension(Extension),
 }

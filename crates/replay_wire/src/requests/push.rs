@@ -1,60 +1,59 @@
-//! Steps and items.
+//! Steps and items of a writer.
 
 use super::*;
 use replay_core::replay::{ChunkHead, NewItem, PushBody};
 
-/// An applied push.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pushed {
-    /// Steps of this writer that the table has applied so far.
-    pub steps: u64,
+pub fn read(from: wire::push::Reader<'_>, rest: &Rest) -> Result<Push> {
+    let body = PushBody {
+        chunks: rest.list(from.get_chunks(), |chunk| Ok(read_chunk(chunk)))?,
+        items: rest.list(from.get_items(), |item| Ok(read_item(item)))?,
+        payload: rest.payload(),
+    };
+    Ok(Push { writer: from.get_writer(), epoch: from.get_epoch(), sequence: from.get_sequence(), body })
 }
 
-call!(Push: Actor => Pushed, names: |_, _| {}, payload: |push| push.body.payload.clone());
-
-same_fields! {
-    pushed: Pushed { steps }
-    chunk: ChunkHead { stream, rows, first_step, bytes }
-    item: NewItem { anchor, stream, before, after, priority }
-    push: PushBody { | payload = Rest::payload; chunks: "the chunks of a push", items: "the items of a push" }
+/// Refuses priorities that are NaN, infinite or negative.
+pub fn write(push: &Push, mut out: wire::push::Builder<'_>) -> Result<()> {
+    let PushBody { chunks, items, .. } = &push.body;
+    push.body.check_priorities()?;
+    out.set_writer(push.writer);
+    out.set_epoch(push.epoch);
+    out.set_sequence(push.sequence);
+    write_list(out.reborrow().init_chunks(chunks.len() as u32), chunks, write_chunk);
+    write_list(out.init_items(items.len() as u32), items, write_item);
+    Ok(())
 }
 
-impl Message for Push {
-    type Struct = wire::push::Owned;
-
-    fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
-        Ok(Push {
-            writer: from.get_writer(),
-            epoch: from.get_epoch(),
-            sequence: from.get_sequence(),
-            body: PushBody::read(from, rest)?,
-        })
-    }
-
-    fn words(&self) -> usize {
-        64 + 3 * (self.body.chunks.len() + self.body.items.len())
-    }
-
-    /// Refuses priorities that are NaN, infinite or negative.
-    fn write(&self, mut out: wire::push::Builder<'_>) -> Result<()> {
-        out.set_writer(self.writer);
-        out.set_epoch(self.epoch);
-        out.set_sequence(self.sequence);
-        self.body.check_priorities()?;
-        self.body.write(out)
+pub fn read_chunk(from: wire::chunk::Reader<'_>) -> ChunkHead {
+    ChunkHead {
+        stream: from.get_stream(),
+        rows: from.get_rows(),
+        first_step: from.get_first_step(),
+        bytes: from.get_bytes(),
     }
 }
 
-/// A checked priority; -1 for none.
-impl Field for Option<f32> {
-    type Read<'a> = f32;
-    type Written<'a> = f32;
+pub fn write_chunk(chunk: &ChunkHead, mut out: wire::chunk::Builder<'_>) {
+    out.set_stream(chunk.stream);
+    out.set_rows(chunk.rows);
+    out.set_first_step(chunk.first_step);
+    out.set_bytes(chunk.bytes);
+}
 
-    fn read(priority: f32) -> Result<Self> {
-        Ok(Some(priority).filter(|&p| p != -1.0))
+fn read_item(from: wire::item::Reader<'_>) -> NewItem {
+    NewItem {
+        anchor: from.get_anchor(),
+        stream: from.get_stream(),
+        before: from.get_before(),
+        after: from.get_after(),
+        priority: Some(from.get_priority()).filter(|&priority| priority != -1.0),
     }
+}
 
-    fn write(&self) -> Result<f32> {
-        Ok(self.unwrap_or(-1.0))
-    }
+fn write_item(item: &NewItem, mut out: wire::item::Builder<'_>) {
+    out.set_anchor(item.anchor);
+    out.set_stream(item.stream);
+    out.set_before(item.before);
+    out.set_after(item.after);
+    out.set_priority(item.priority.unwrap_or(-1.0));
 }

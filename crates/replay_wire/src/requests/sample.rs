@@ -1,88 +1,116 @@
-//! A request for samples.
+//! Samples of a table.
 
 use super::*;
 use replay_core::replay::{BatchPart, PartState, SampledItem};
 
-call!(SampleRequest: Learner => Sampled, large: true, names: |_, _| {});
+pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {
+    let part = |part: wire::batch_part::Reader<'_>| BatchPart { take: part.get_take() };
+    Ok(SampleRequest {
+        count: from.get_count(),
+        before: from.get_before(),
+        after: from.get_after(),
+        allow_short: from.get_allow_short(),
+        min_probability: from.get_min_probability(),
+        part: from.has_part().then(|| from.get_part().map(part)).transpose()?,
+        definition: from.get_definition(),
+    })
+}
 
-same_fields! {
-    sample: SampleRequest { count, before, after, allow_short, min_probability, definition ? part }
-    batch_part: BatchPart { take }
-    part_state: PartState {
-        number, total_priority, items, taken, allowance, holds_pushes, min_size, samples_per_insert, max_times_sampled
+pub fn write(request: &SampleRequest, mut out: wire::sample::Builder<'_>) {
+    out.set_count(request.count);
+    out.set_before(request.before);
+    out.set_after(request.after);
+    out.set_allow_short(request.allow_short);
+    out.set_min_probability(request.min_probability);
+    out.set_definition(request.definition);
+    if let Some(part) = request.part {
+        out.init_part().set_take(part.take);
     }
 }
 
-/// Lists of a batch, one for each field of its items (struct of arrays).
-macro_rules! item_lists {
-    ($($list:ident: $field:ident),+) => { paste! {
-        fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
-            $(let $list = from.[<get_ $list>]().map_err(malformed)?;)+
-            let lengths = [$($list.len()),+];
-            let [len, ..] = lengths;
-            if lengths.iter().any(|&other| other != len) {
-                return Err(Error::Protocol(format!("a batch has lists of different lengths: {lengths:?}")));
-            }
-            Ok((0..len).map(|i| SampledItem { $($field: $list.get(i)),+ }).collect())
-        }
-
-        fn write_items(items: &[SampledItem], mut out: wire::sampled::Builder<'_>) -> Result<()> {
-            list_len("the items of a batch", items.len())?;
-            $(
-                let values: Vec<_> = items.iter().map(|item| item.$field).collect();
-                out.[<set_ $list>](&values[..]).map_err(internal)?;
-            )+
-            Ok(())
-        }
-    }};
+pub fn read_sampled(from: wire::sampled::Reader<'_>, rest: &Rest) -> Result<Sampled> {
+    let mut rows = rest.payload();
+    let row_bytes = from.get_row_bytes();
+    if row_bytes > rows.len() as u64 {
+        return Err(Error::Protocol(format!(
+            "a batch says that it has {row_bytes} bytes of rows, in a payload of {}",
+            rows.len()
+        )));
+    }
+    let blobs = rows.split_off(row_bytes as usize);
+    Ok(Sampled {
+        items: read_items(from)?,
+        live_items: from.get_items(),
+        min_probability: Some(from.get_min_probability()).filter(|&p| p != 0.0),
+        state: from.has_state().then(|| from.get_state().map(read_state)).transpose()?,
+        rows,
+        blobs: vec![blobs],
+        parts: Vec::new(),
+        credit: None,
+    })
 }
 
-item_lists! {
-    ids: id, probabilities: probability, ages: age, times_sampled: times_sampled, before: before, after: after
+/// Items of a batch, from a list for each of their fields.
+fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
+    let (ids, probabilities, ages) = (from.get_ids()?, from.get_probabilities()?, from.get_ages()?);
+    let (times_sampled, before, after) = (from.get_times_sampled()?, from.get_before()?, from.get_after()?);
+    let lengths = [ids.len(), probabilities.len(), ages.len(), times_sampled.len(), before.len(), after.len()];
+    if lengths.iter().any(|&length| length != ids.len()) {
+        return Err(Error::Protocol(format!("a batch has lists of different lengths: {lengths:?}")));
+    }
+    let item = |i| SampledItem {
+        id: ids.get(i),
+        probability: probabilities.get(i),
+        age: ages.get(i),
+        times_sampled: times_sampled.get(i),
+        before: before.get(i),
+        after: after.get(i),
+    };
+    Ok((0..ids.len()).map(item).collect())
 }
 
-impl Message for Sampled {
-    type Struct = wire::sampled::Owned;
-
-    fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
-        let mut rows = rest.payload();
-        let row_bytes = from.get_row_bytes();
-        if row_bytes > rows.len() as u64 {
-            return Err(Error::Protocol(format!(
-                "a batch says that it has {row_bytes} bytes of rows, in a payload of {}",
-                rows.len()
-            )));
-        }
-        let blobs = rows.split_off(row_bytes as usize);
-        Ok(Sampled {
-            items: read_items(from)?,
-            live_items: from.get_items(),
-            min_probability: Some(from.get_min_probability()).filter(|&p| p != 0.0),
-            state: read_optional(from.has_state(), from.get_state(), rest)?,
-            rows,
-            blobs: vec![blobs],
-            parts: Vec::new(),
-            credit: None,
-        })
+pub fn write_sampled(sampled: &Sampled, mut out: wire::sampled::Builder<'_>) {
+    let items = &sampled.items;
+    out.set_row_bytes(sampled.rows.len() as u64);
+    out.set_ids(&each(items, |item| item.id)[..]).expect(COPIED);
+    out.set_probabilities(&each(items, |item| item.probability)[..]).expect(COPIED);
+    out.set_ages(&each(items, |item| item.age)[..]).expect(COPIED);
+    out.set_times_sampled(&each(items, |item| item.times_sampled)[..]).expect(COPIED);
+    out.set_before(&each(items, |item| item.before)[..]).expect(COPIED);
+    out.set_after(&each(items, |item| item.after)[..]).expect(COPIED);
+    out.set_items(sampled.live_items);
+    out.set_min_probability(sampled.min_probability.unwrap_or(0.0));
+    if let Some(state) = &sampled.state {
+        write_state(state, out.init_state());
     }
+}
 
-    fn words(&self) -> usize {
-        64 + 4 * self.items.len()
-    }
+fn each<T>(items: &[SampledItem], field: impl Fn(&SampledItem) -> T) -> Vec<T> {
+    items.iter().map(field).collect()
+}
 
-    fn into_payload(mut self) -> Payload {
-        self.blobs.insert(0, self.rows);
-        (self.blobs, self.credit)
+fn read_state(from: wire::part_state::Reader<'_>) -> PartState {
+    PartState {
+        number: from.get_number(),
+        total_priority: from.get_total_priority(),
+        items: from.get_items(),
+        taken: from.get_taken(),
+        allowance: from.get_allowance(),
+        holds_pushes: from.get_holds_pushes(),
+        min_size: from.get_min_size(),
+        samples_per_insert: from.get_samples_per_insert(),
+        max_times_sampled: from.get_max_times_sampled(),
     }
+}
 
-    fn write(&self, mut out: wire::sampled::Builder<'_>) -> Result<()> {
-        out.set_row_bytes(self.rows.len() as u64);
-        out.set_items(self.live_items);
-        out.set_min_probability(self.min_probability.unwrap_or(0.0));
-        write_items(&self.items, out.reborrow())?;
-        match self.state {
-            Some(state) => state.write(out.init_state()),
-            None => Ok(()),
-        }
-    }
+fn write_state(state: &PartState, mut out: wire::part_state::Builder<'_>) {
+    out.set_number(state.number);
+    out.set_total_priority(state.total_priority);
+    out.set_items(state.items);
+    out.set_taken(state.taken);
+    out.set_allowance(state.allowance);
+    out.set_holds_pushes(state.holds_pushes);
+    out.set_min_size(state.min_size);
+    out.set_samples_per_insert(state.samples_per_insert);
+    out.set_max_times_sampled(state.max_times_sampled);
 }

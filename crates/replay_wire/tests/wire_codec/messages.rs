@@ -98,11 +98,11 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             release,
             nonce
         })),
-        option::of(any::<[u8; 32]>()).prop_map(|proof| RequestBody::Authenticate(Authenticate { proof })),
+        option::of(any::<[u8; 32]>()).prop_map(RequestBody::Authenticate),
         table().prop_map(RequestBody::CreateTable),
-        name().prop_map(|name| RequestBody::DescribeTable(DescribeTable(name))),
-        name().prop_map(|name| RequestBody::EmptyTable(EmptyTable(name))),
-        name().prop_map(|name| RequestBody::DropTable(DropTable(name))),
+        name().prop_map(RequestBody::DescribeTable),
+        name().prop_map(RequestBody::EmptyTable),
+        name().prop_map(RequestBody::DropTable),
         (any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
             |(writer, name, (streams, window_before, window_after, resume))| {
                 RequestBody::OpenWriter(OpenOrResume {
@@ -129,7 +129,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities(UpdatePriorities { ids, priorities })
         }),
-        name().prop_map(|name| RequestBody::DropParameters(DropParameters(name))),
+        name().prop_map(RequestBody::DropParameters),
         (any::<u32>(), read_position()).prop_map(|(bytes, from)| RequestBody::ReadSteps(ReadSteps { from, bytes })),
         (any::<u64>(), name()).prop_map(|(id, reason)| RequestBody::ReportCorrupt(ReportCorrupt { id, reason })),
         (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
@@ -138,9 +138,9 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         (name(), any::<u64>(), any::<u64>()).prop_map(|(name, newer_than, writer)| {
             RequestBody::GetParameters(GetParameters { name, newer_than, writer })
         }),
-        Just(RequestBody::Stats(Stats)),
-        Just(RequestBody::List(List)),
-        Just(RequestBody::Snapshot(Snapshot)),
+        Just(RequestBody::Stats),
+        Just(RequestBody::List),
+        Just(RequestBody::Snapshot),
         any::<(u64, u32)>().prop_map(|(writer, epoch)| RequestBody::CloseWriter(CloseWriter { writer, epoch })),
         extension().prop_map(RequestBody::CallExtension),
     ]
@@ -330,7 +330,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
 
 pub fn body(answer: Answer) -> ReplyBody {
     match answer {
-        Answer::Welcome(proof) => ReplyBody::Welcome(Welcome { proof }),
+        Answer::Welcome(proof) => ReplyBody::Welcome(proof),
         Answer::Waiting(reason) => ReplyBody::Waiting(reason),
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
@@ -349,7 +349,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Parameters(parameters) => ReplyBody::Parameters(parameters),
         Answer::Writer(opened) => ReplyBody::Writer(opened),
         Answer::Updated(receipt) => ReplyBody::Updated(receipt),
-        Answer::Pushed(steps) => ReplyBody::Pushed(Pushed { steps }),
+        Answer::Pushed(steps) => ReplyBody::Pushed(steps),
         Answer::Corrupt(writer) => ReplyBody::Corrupt(writer),
         Answer::Stats(json) => ReplyBody::Stats(json),
         Answer::Listing(listing) => ReplyBody::Listing(listing),
@@ -360,7 +360,7 @@ pub fn body(answer: Answer) -> ReplyBody {
 
 pub fn seen(reply: Reply) -> Answer {
     match reply.body {
-        ReplyBody::Welcome(Welcome { proof }) => Answer::Welcome(proof),
+        ReplyBody::Welcome(proof) => Answer::Welcome(proof),
         ReplyBody::Done => Answer::Done,
         ReplyBody::Waiting(reason) => Answer::Waiting(reason),
         ReplyBody::Challenge(challenge) => Answer::Challenge(challenge),
@@ -379,7 +379,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Parameters(parameters) => Answer::Parameters(parameters),
         ReplyBody::Writer(opened) => Answer::Writer(opened),
         ReplyBody::Updated(receipt) => Answer::Updated(receipt),
-        ReplyBody::Pushed(Pushed { steps }) => Answer::Pushed(steps),
+        ReplyBody::Pushed(steps) => Answer::Pushed(steps),
         ReplyBody::Corrupt(writer) => Answer::Corrupt(writer),
         ReplyBody::Stats(json) => Answer::Stats(json),
         ReplyBody::Listing(listing) => Answer::Listing(listing),

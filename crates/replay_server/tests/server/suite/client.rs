@@ -6,8 +6,8 @@ use replay_link::framing::{FrameReader, write_frame};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
-    Authenticate, Challenge, FrameLimits, GetParameters, Hello, OpenOrResume, PROTOCOL, PutParameters, RELEASE, Reply,
-    ReplyBody, Request, RequestBody, Stats, Welcome, decode_reply, encode_request,
+    Challenge, FrameLimits, GetParameters, Hello, OpenOrResume, PROTOCOL, PutParameters, RELEASE, Reply, ReplyBody,
+    Request, RequestBody, decode_reply, encode_request,
 };
 use serde_json::Value;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
@@ -70,8 +70,8 @@ impl TestClient {
         let challenge = client.hello(PROTOCOL, nonce).await?;
         let transcript = transcript(nonce, &challenge);
         let proof = token.map(|t| auth::proof(t, Side::Client, &transcript));
-        let proof = match client.ask(RequestBody::Authenticate(Authenticate { proof }), 0).await? {
-            ReplyBody::Welcome(Welcome { proof }) => proof,
+        let proof = match client.ask(RequestBody::Authenticate(proof), 0).await? {
+            ReplyBody::Welcome(proof) => proof,
             other => panic!("expected welcome, got {}", other.name()),
         };
         if let (Some(token), true) = (token, challenge.token_needed) {
@@ -185,7 +185,7 @@ impl TestClient {
     }
 
     pub async fn stats(&mut self) -> Value {
-        match self.ask(RequestBody::Stats(Stats), 0).await.unwrap() {
+        match self.ask(RequestBody::Stats, 0).await.unwrap() {
             ReplyBody::Stats(text) => serde_json::from_str(&text).unwrap(),
             other => panic!("expected stats, got {}", other.name()),
         }

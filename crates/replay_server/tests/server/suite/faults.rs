@@ -5,7 +5,7 @@ use replay_core::table::Writers;
 use replay_link::framing::write_frame;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{CloseWriter, EmptyTable, OpenOrResume, Pushed, ReplyBody, Request, RequestBody, encode_request};
+use replay_wire::{CloseWriter, OpenOrResume, ReplyBody, Request, RequestBody, encode_request};
 
 use super::*;
 
@@ -26,7 +26,7 @@ async fn resend(world: &World, push: &Push) -> (u64, TestClient) {
     let opened = client.open(push.writer).await;
     let again = Push { epoch: opened.epoch, ..push.clone() };
     let pushed = client.ask(RequestBody::Push(again), 0).await.unwrap();
-    assert!(matches!(pushed, ReplyBody::Pushed(Pushed { steps: 4 })));
+    assert!(matches!(pushed, ReplyBody::Pushed(4)));
     (opened.last_sequence, client)
 }
 
@@ -243,7 +243,7 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
             world.until(|world| world.server_stat("connections") == 0).await;
             assert_eq!(world.receive_bytes(), 0);
             let mut other = world.client().await;
-            other.ask(RequestBody::EmptyTable(EmptyTable(TABLE.into())), 0).await.unwrap();
+            other.ask(RequestBody::EmptyTable(TABLE.into()), 0).await.unwrap();
             let close = RequestBody::CloseWriter(CloseWriter { writer: 1, epoch: 1 });
             other.ask(close, 0).await.unwrap();
             drop(other);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Secret, Side};
-use replay_wire::{Authenticate, DropTable, PROTOCOL, RELEASE, RequestBody, Stats};
+use replay_wire::{PROTOCOL, RELEASE, RequestBody};
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn the_token_opens_and_nothing_else_does() {
                 let transcript = transcript([1; 32], &challenge);
                 auth::proof(token, Side::Client, &transcript)
             });
-            let (code, message) = refused(client.ask(RequestBody::Authenticate(Authenticate { proof }), 0).await);
+            let (code, message) = refused(client.ask(RequestBody::Authenticate(proof), 0).await);
             assert_eq!(code, ErrorCode::Authentication);
             assert!(message.contains(part), "{message}");
             assert!(client.receive().await.unwrap().is_none());
@@ -53,7 +53,7 @@ fn the_servers_own_proof_opens_nothing() {
         let challenge = client.hello(PROTOCOL, [1; 32]).await.unwrap();
         let transcript = transcript([1; 32], &challenge);
         let proof = auth::proof("secret of the tests", Side::Server, &transcript);
-        let reflected = RequestBody::Authenticate(Authenticate { proof: Some(proof) });
+        let reflected = RequestBody::Authenticate(Some(proof));
         assert_eq!(refused(client.ask(reflected, 0).await).0, ErrorCode::Authentication);
     });
 }
@@ -75,11 +75,11 @@ fn another_protocol_is_refused_with_both_versions() {
 fn nothing_is_served_before_the_welcome() {
     World::run(5, with_token(), |world| async move {
         let mut client = TestClient::new(world.connect().await);
-        assert_eq!(refused(client.ask(RequestBody::Stats(Stats), 0).await).0, ErrorCode::Protocol);
+        assert_eq!(refused(client.ask(RequestBody::Stats, 0).await).0, ErrorCode::Protocol);
         assert!(client.receive().await.unwrap().is_none());
         let mut client = TestClient::new(world.connect().await);
         client.hello(PROTOCOL, [1; 32]).await.unwrap();
-        let early = client.ask(RequestBody::DropTable(DropTable(TABLE.into())), 0).await;
+        let early = client.ask(RequestBody::DropTable(TABLE.into()), 0).await;
         assert_eq!(refused(early).0, ErrorCode::Protocol);
         assert!(client.receive().await.unwrap().is_none());
     });

@@ -9,8 +9,8 @@ use replay_link::framing::write_frame;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::{
-    Authenticate, CloseWriter, DescribeTable, DropTable, EmptyTable, GetParameters, NO_REQUEST, Pushed, PutParameters,
-    ReplyBody, Request, RequestBody, Stats, UpdatePriorities, encode_request,
+    CloseWriter, GetParameters, NO_REQUEST, PutParameters, ReplyBody, Request, RequestBody, UpdatePriorities,
+    encode_request,
 };
 
 use super::*;
@@ -26,7 +26,7 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
         let opened = client.open(5).await;
         assert_eq!((opened.epoch, opened.last_sequence), (1, 0));
         let steps = RequestBody::Push(push(5, 1, 1, 0, &[10, 11, 12]));
-        assert!(matches!(client.ask(steps, 0).await.unwrap(), ReplyBody::Pushed(Pushed { steps: 3 })));
+        assert!(matches!(client.ask(steps, 0).await.unwrap(), ReplyBody::Pushed(3)));
         let ReplyBody::Sampled(sampled) = client.ask(sample(32), 0).await.unwrap() else {
             panic!("expected a batch");
         };
@@ -55,14 +55,14 @@ fn tables_and_parameters_are_served() {
         let mut client = world.client().await;
         let other = TableConfig { name: "other".into(), ..table() };
         client.ask(RequestBody::CreateTable(other.clone()), 0).await.unwrap();
-        let describe = RequestBody::DescribeTable(DescribeTable("other".into()));
+        let describe = RequestBody::DescribeTable("other".into());
         let ReplyBody::Table(described) = client.ask(describe, 0).await.unwrap() else {
             panic!("expected a table");
         };
         assert_eq!(described, other);
-        client.ask(RequestBody::EmptyTable(EmptyTable("other".into())), 0).await.unwrap();
-        client.ask(RequestBody::DropTable(DropTable("other".into())), 0).await.unwrap();
-        let gone = client.ask(RequestBody::DescribeTable(DescribeTable("other".into())), 0).await;
+        client.ask(RequestBody::EmptyTable("other".into()), 0).await.unwrap();
+        client.ask(RequestBody::DropTable("other".into()), 0).await.unwrap();
+        let gone = client.ask(RequestBody::DescribeTable("other".into()), 0).await;
         assert_eq!(refused(gone).0, ErrorCode::UnknownTable);
 
         let get =
@@ -94,9 +94,9 @@ fn the_servers_own_table_wins_over_a_clients() {
         for part in ["capacity", "10000", "77", "the server's configuration"] {
             assert!(message.contains(part), "{message}");
         }
-        let drop_it = client.ask(RequestBody::DropTable(DropTable(TABLE.into())), 0).await;
+        let drop_it = client.ask(RequestBody::DropTable(TABLE.into()), 0).await;
         assert_eq!(refused(drop_it).0, ErrorCode::Config);
-        client.ask(RequestBody::DescribeTable(DescribeTable(TABLE.into())), 0).await.unwrap();
+        client.ask(RequestBody::DescribeTable(TABLE.into()), 0).await.unwrap();
     });
 }
 
@@ -215,7 +215,7 @@ fn a_number_stays_its_tables() {
         other.ask(third.clone(), 0).await.unwrap();
         assert_eq!(refused(client.ask(sample(1), 0).await).0, ErrorCode::Deadline);
         // A new table of the name has another number.
-        other.ask(RequestBody::DropTable(DropTable("third".into())), 0).await.unwrap();
+        other.ask(RequestBody::DropTable("third".into()), 0).await.unwrap();
         other.ask(third, 0).await.unwrap();
         let (code, message) = refused(client.ask(sample(1), 0).await);
         assert_eq!((code, &*message), (ErrorCode::UnknownTable, "there is no table \"third\"; it was dropped"));
@@ -294,7 +294,7 @@ fn a_truncated_frame_changes_nothing() {
 fn a_client_that_has_ended_sending_is_still_answered() {
     World::run(15, config(table()), |world| async move {
         let mut client = world.client().await;
-        let id = client.send(RequestBody::Stats(Stats), 0).await.unwrap();
+        let id = client.send(RequestBody::Stats, 0).await.unwrap();
         client.end_sending().await;
         let reply = client.receive().await.unwrap().unwrap();
         assert_eq!(reply.id, id);
@@ -308,7 +308,7 @@ fn a_client_that_has_ended_sending_is_still_answered() {
 fn a_handshake_in_the_middle_is_an_error_of_its_request() {
     World::run(11, config(table()), |world| async move {
         let mut client = world.client().await;
-        let again = client.ask(RequestBody::Authenticate(Authenticate { proof: None }), 0).await;
+        let again = client.ask(RequestBody::Authenticate(None), 0).await;
         assert_eq!(refused(again).0, ErrorCode::Protocol);
         client.stats().await;
     });

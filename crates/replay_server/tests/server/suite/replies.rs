@@ -5,7 +5,7 @@ use replay_core::replay::{ChunkHead, NewItem, OpenWriter, PushBody, SampleReques
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{DropTable, EmptyTable, GetParameters, OpenOrResume, PutParameters, ReplyBody, RequestBody};
+use replay_wire::{GetParameters, OpenOrResume, PutParameters, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -134,7 +134,7 @@ fn a_sample_that_waits_for_room_stays_on_its_table() {
         for _ in 0..100 {
             other.stats().await;
         }
-        let drop_it = RequestBody::DropTable(DropTable("second".into()));
+        let drop_it = RequestBody::DropTable("second".into());
         other.ask(drop_it, 0).await.unwrap();
         other.ask(create, 0).await.unwrap();
         reader.receive().await.unwrap().unwrap();
@@ -264,8 +264,8 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
             let sampled = SAMPLES as u64 * u64::from(COUNT);
             world.until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled).await;
             let go = match dropped {
-                true => RequestBody::DropTable(DropTable("blobs".into())),
-                false => RequestBody::EmptyTable(EmptyTable("blobs".into())),
+                true => RequestBody::DropTable("blobs".into()),
+                false => RequestBody::EmptyTable("blobs".into()),
             };
             owner.ask(go, 0).await.unwrap();
             assert!(world.reply_bytes() > LARGE as u64, "unread");

@@ -5,10 +5,7 @@ use replay_core::schema::TableConfig;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
-use replay_wire::{
-    DescribeTable, DropParameters, DropTable, EmptyTable, Extension, GetParameters, List, PutParameters, ReportCorrupt,
-    RequestBody, Stats, UpdatePriorities,
-};
+use replay_wire::{Extension, GetParameters, PutParameters, ReportCorrupt, RequestBody, UpdatePriorities};
 
 use super::*;
 
@@ -50,9 +47,9 @@ fn each_role_may_make_its_requests_and_no_others() {
         let get = || RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than: 0, writer: 0 });
         let of_actors = || {
             [
-                RequestBody::DescribeTable(DescribeTable(TABLE.into())),
-                RequestBody::Stats(Stats),
-                RequestBody::List(List),
+                RequestBody::DescribeTable(TABLE.into()),
+                RequestBody::Stats,
+                RequestBody::List,
                 get(),
                 // A program may name the tables that it uses.
                 RequestBody::CreateTable(table()),
@@ -77,9 +74,9 @@ fn each_role_may_make_its_requests_and_no_others() {
         };
         let of_operators = || {
             [
-                RequestBody::EmptyTable(EmptyTable(TABLE.into())),
-                RequestBody::DropTable(DropTable("second".into())),
-                RequestBody::DropParameters(DropParameters("policy".into())),
+                RequestBody::EmptyTable(TABLE.into()),
+                RequestBody::DropTable("second".into()),
+                RequestBody::DropParameters("policy".into()),
             ]
         };
         let mut operator = as_role(&world, OPERATOR).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{NO_REQUEST, Pushed, ReplyBody, RequestBody};
+use replay_wire::{NO_REQUEST, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             world.server.shut_down();
 
             let pushed = writing.receive().await.unwrap().unwrap();
-            assert!(matches!(pushed.body, ReplyBody::Pushed(Pushed { steps: 1 })));
+            assert!(matches!(pushed.body, ReplyBody::Pushed(1)));
             assert!(writing.receive().await.unwrap().is_none());
             let reply = waiting.receive().await.unwrap().unwrap();
             // The push that came before the end may have let the sample through.
@@ -116,7 +116,7 @@ fn pushes_that_wait_at_the_end_are_not_applied() {
         }
         for steps in 1..=5 {
             let reply = client.receive().await.unwrap().unwrap();
-            assert!(matches!(reply.body, ReplyBody::Pushed(Pushed { steps: s }) if s == steps));
+            assert!(matches!(reply.body, ReplyBody::Pushed(s) if s == steps));
         }
         // What came before this has been tried.
         client.stats().await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use replay_core::replay::OpenWriter;
 use replay_server::config::ServerConfig;
-use replay_wire::{OpenOrResume, PutParameters, RequestBody, Stats};
+use replay_wire::{OpenOrResume, PutParameters, RequestBody};
 
 use super::replies::{ASKED, Ask, BOTH, UNREAD, fill, limited, slow_readers};
 use super::roles::{ACTOR, LEARNER, as_role, with_roles};
@@ -157,7 +157,7 @@ fn statistics_that_nobody_reads_hold_up_nobody_and_are_limited() {
         for _ in 0..CLIENTS {
             let mut attacker = as_role(&world, ACTOR).await;
             for _ in 0..60 {
-                attacker.send(RequestBody::Stats(Stats), u32::MAX).await.unwrap();
+                attacker.send(RequestBody::Stats, u32::MAX).await.unwrap();
             }
             attackers.push(attacker);
         }
