@@ -22,21 +22,7 @@ const ENOUGH: Duration = Duration::from_secs(1);
 /// # Errors
 /// Error of the last attempt, or of an earlier, more informative one; [`Error::Interrupted`].
 pub fn retry<T>(dialer: &Dialer, wait: &Wait<'_>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    retry_since(&mut None, dialer, wait, attempt)
-}
-
-/// [`retry`] for a channel. `broken_since` is the time of the break, perhaps from an earlier call.
-///
-/// # Errors
-/// Errors of [`retry`].
-pub fn retry_since<T>(
-    broken_since: &mut Option<Instant>,
-    dialer: &Dialer,
-    wait: &Wait<'_>,
-    attempt: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let longest = while_broken(dialer.options.reconnect_for);
-    retry_for(longest, broken_since, dialer, wait, attempt)
+    retry_for(while_broken(dialer.options.reconnect_for), &mut None, dialer, wait, attempt)
 }
 
 /// Retries for `longest` after a broken connection, and not after other errors.
@@ -44,7 +30,7 @@ pub fn while_broken(longest: Duration) -> impl Fn(&Error) -> Option<Duration> {
     move |error| is_broken(error).then_some(longest)
 }
 
-/// [`retry_since`] with a time limit by error; `None` for final errors.
+/// [`retry`] with a time limit by error, `None` for final ones. `broken_since` is the time of the break, perhaps from an earlier call.
 ///
 /// # Errors
 /// Errors of [`retry`].

@@ -68,7 +68,7 @@ pub enum Error {
     OutOfMemory(#[from] OutOfMemory),
     /// A new writer with more streams than its table has left for it.
     #[error(
-        "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its writers have taken {taken} of its {of} streams, and a new one may take half of the rest; close writers, open this one with fewer streams, or try again: writers that are idle for five minutes, or have left for one, make room"
+        "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its connected writers have {taken} of its {of} streams, and a new one may take half of the rest; close writers, or open this one with fewer streams"
     )]
     Streams {
         table: String,
@@ -76,7 +76,7 @@ pub enum Error {
         streams: u32,
         /// Most that it may have.
         limit: u64,
-        /// Streams of the table's writers.
+        /// Streams of the table's connected writers.
         taken: u64,
         /// Most streams of the table's writers.
         of: u64,
@@ -97,7 +97,7 @@ pub enum Error {
     Fenced { writer: String },
     /// A writer that the memory no longer knows.
     #[error(
-        "writer {writer:?} has expired: it was closed, or idle or disconnected when a new writer needed its streams, its table was dropped, or its server restarted; open a new writer"
+        "writer {writer:?} has expired: it was closed, or disconnected when a new writer needed its streams, its table was dropped, or its server restarted; open a new writer"
     )]
     Expired {
         /// The writer's name, or its number if the name is not known.

@@ -12,7 +12,7 @@ use crate::replay::{
 };
 use crate::schema::TableConfig;
 use crate::sync::Listener;
-use crate::table::{Attempt, PendingCall, Step, Table, Turn};
+use crate::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
 use base::host;
 use base::wait::Wait;
 
@@ -51,11 +51,14 @@ impl<E: From<Error>> Replay<E> for Memory {
     fn open_writer(&self, table: &str, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E> {
         let table = self.table(table)?;
         let opened = table.open_writer(&open)?;
+        let connection = Arc::default();
+        table.attach_writer(open.writer, &connection);
         Ok(Box::new(LocalPushes {
             table,
             writer: open.writer,
             epoch: opened.epoch,
             last_sequence: opened.last_sequence,
+            connection,
         }))
     }
 
@@ -114,13 +117,19 @@ impl<E: From<Error>> Replay<E> for Memory {
     }
 }
 
-/// A writer's pushes, each applied at once. Dropped without [`PushChannel::close`], the writer stays open in its table and may
-/// be taken over.
+/// A writer's pushes, each applied at once. Dropped without [`PushChannel::close`], the writer is disconnected: it may be taken over.
 struct LocalPushes {
     table: Arc<Table>,
     writer: u64,
     epoch: u32,
     last_sequence: u64,
+    connection: Arc<WriterConnection>,
+}
+
+impl Drop for LocalPushes {
+    fn drop(&mut self) {
+        self.connection.end(host::now());
+    }
 }
 
 impl<E: From<Error>> PushChannel<E> for LocalPushes {

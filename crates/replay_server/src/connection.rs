@@ -31,7 +31,7 @@ use crate::service::{NumberedTable, NumberedTables, Service};
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, WriterOpened};
-use replay_core::table::{Activity, Attempt, PendingCall, Step, Table, Turn};
+use replay_core::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
 use replay_link::stack::{Stack, until};
@@ -110,8 +110,8 @@ pub struct ConnectionHandler<'a, S> {
     pub slot: &'a Slot,
     /// Deadline of the handshake.
     pub handshake_deadline: Instant,
-    /// Active while reading is paused with a frame waiting, so that the connection's writers do not expire.
-    pub unread: Arc<Activity>,
+    /// The connection, as tables know it from its writers.
+    pub writers: Arc<WriterConnection>,
 }
 
 /// A received request.
@@ -279,7 +279,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if let Some(space) = space.as_mut().now_or_never() {
             return space;
         }
-        let _unread = self.unread.wait();
         loop {
             let next = self.stack.now() + WAITING_EVERY;
             if let Some(space) = until(self.stack, next, &mut space).await {
@@ -403,7 +402,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) = (body, &reply) {
             // An error means that the table was dropped since.
             if let Some(Ok(table)) = table.map(|table| table.get(self.context.service.memory())) {
-                table.writers().attach(open.writer, &self.unread);
+                table.writers().attach(open.writer, &self.writers);
                 log_opened(&table, open, opened);
             }
         }

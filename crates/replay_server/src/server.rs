@@ -32,7 +32,7 @@ use crate::snapshots::disk::Disk;
 use base::host;
 use base::sync::lock;
 use replay_core::memory::Memory;
-use replay_core::table::Activity;
+use replay_core::table::WriterConnection;
 use replay_link::error::{Error, Result};
 use replay_link::framing::broken;
 use replay_link::stack::{Address, Stack, until};
@@ -288,7 +288,7 @@ impl Server {
             phase: phase.clone(),
             slot: &accepted.slot,
             handshake_deadline: stack.now() + self.handshake_deadline,
-            unread: Activity::new(host::now()),
+            writers: Arc::<WriterConnection>::default(),
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {
@@ -319,7 +319,7 @@ impl Server {
             () = accepted.slot.displaced() => Err(Error::Busy("its handshake made room for that of another client".into())),
             end = served => end,
         };
-        connection.unread.end(host::now());
+        connection.writers.end(host::now());
         match end {
             end if !accepted.slot.is_welcome() => {
                 self.report_stranger(&accepted.peer, end, stack.now());

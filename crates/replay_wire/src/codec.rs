@@ -10,7 +10,6 @@ use crate::frame::{Frame, HEADER_BYTES, OutgoingFrame};
 use crate::innet_capnp as wire;
 use crate::{Reply, ReplyBody, Request, RequestBody};
 use base::error::check_size;
-use replay_core::schema::TableConfig;
 
 /// Memory for decoded lists of structs in a request, in addition to the size of its control message. Chunks and items take as much decoded
 /// as encoded; the columns of a table take more.
@@ -20,7 +19,7 @@ const SMALL_LISTS: usize = 16 << 10;
 const REPLY_LISTS: usize = 3;
 
 /// First segment of a message without long lists, in words.
-const FEW_WORDS: usize = 128;
+const FEW_WORDS: usize = 64;
 
 /// Longest message that is built, in words: a list of Cap'n Proto has fewer.
 const MAX_WORDS: u64 = (1 << 29) - 1;
@@ -63,33 +62,27 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     OutgoingFrame::new(head(&message), payload, credit)
 }
 
-/// Words of a request, without its short texts. Bounds the elements of its lists.
+/// Words of a request: at least the elements of its lists.
 fn request_words(body: &RequestBody) -> usize {
-    match body {
-        RequestBody::CreateTable(table) => table_words(table),
-        RequestBody::Push(push) => FEW_WORDS + 3 * (push.body.chunks.len() + push.body.items.len()),
-        RequestBody::UpdatePriorities(update) => FEW_WORDS + update.ids.len() + update.priorities.len(),
-        _ => FEW_WORDS,
-    }
-}
-
-/// Words of a reply, without its short texts. Bounds the elements of its lists.
-fn reply_words(body: &ReplyBody) -> usize {
-    match body {
-        ReplyBody::Error { message, .. } => FEW_WORDS + message.len() / 8,
-        ReplyBody::Table(table) => table_words(table),
-        ReplyBody::Sampled(sampled) => FEW_WORDS + 4 * sampled.items.len(),
-        ReplyBody::StepsRead(read) => FEW_WORDS + 4 * read.chunks.len(),
-        ReplyBody::Stats(json) => FEW_WORDS + json.len() / 8,
-        ReplyBody::Listing(listing) => {
-            listing.tables.iter().map(table_words).sum::<usize>() + 8 * listing.parameters.len()
+    FEW_WORDS
+        + match body {
+            RequestBody::CreateTable(table) => table.columns.iter().map(|column| 8 + column.shape.len()).sum(),
+            RequestBody::Push(push) => 3 * (push.body.chunks.len() + push.body.items.len()),
+            RequestBody::UpdatePriorities(update) => update.ids.len() + update.priorities.len(),
+            _ => 0,
         }
-        _ => FEW_WORDS,
-    }
 }
 
-fn table_words(table: &TableConfig) -> usize {
-    FEW_WORDS + table.columns.iter().map(|column| 8 + column.shape.len()).sum::<usize>()
+/// Words of a reply: at least the elements of its lists, but of definitions of tables, which are short.
+fn reply_words(body: &ReplyBody) -> usize {
+    FEW_WORDS
+        + match body {
+            ReplyBody::Sampled(sampled) => 4 * sampled.items.len(),
+            ReplyBody::StepsRead(read) => 4 * read.chunks.len(),
+            ReplyBody::Stats(json) => json.len() / 8,
+            ReplyBody::Listing(listing) => 64 * listing.tables.len() + 8 * listing.parameters.len(),
+            _ => 0,
+        }
 }
 
 /// A message whose first segment has `words`. Lists over Cap'n Proto's limits are refused here: its builders would panic.

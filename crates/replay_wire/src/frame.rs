@@ -224,20 +224,10 @@ impl OutgoingFrame {
 
     /// The next slices to write, at most 1,024; empty once the frame is written.
     pub fn unwritten(&self) -> Vec<IoSlice<'_>> {
-        if self.part > self.payload.len() {
-            return Vec::new();
-        }
         let parts = self.part..=self.payload.len();
         let mut slices = Vec::with_capacity(parts.clone().count().min(MAX_SEGMENTS));
-        let slices_of = parts
-            .map(|part| match part == self.part {
-                true => &self.part(part)[self.offset..],
-                false => self.part(part),
-            })
-            .filter(|bytes| !bytes.is_empty())
-            .take(MAX_SEGMENTS)
-            .map(IoSlice::new);
-        slices.extend(slices_of);
+        let rest = |part| &self.part(part)[if part == self.part { self.offset } else { 0 }..];
+        slices.extend(parts.map(rest).filter(|bytes| !bytes.is_empty()).take(MAX_SEGMENTS).map(IoSlice::new));
         slices
     }
 

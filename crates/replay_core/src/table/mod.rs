@@ -6,7 +6,6 @@
 //! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
-//! | `activity` | idle detection of writers |
 //! | `arrivals` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
@@ -26,7 +25,6 @@ pub mod items;
 pub(crate) mod restore;
 pub mod stored;
 
-mod activity;
 mod arrivals;
 pub(crate) mod counters;
 mod evict;
@@ -62,12 +60,10 @@ use crate::schema::TableConfig;
 use crate::slab::Slab;
 use crate::sum_tree::Strata;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, MutexGuard, Ordering, is_poisoned};
-use base::host;
 
-pub use activity::Activity;
 pub use pending_call::{Attempt, PendingCall, Step};
 pub use waiting::Turn;
-pub use writers::Writers;
+pub use writers::{WriterConnection, Writers};
 
 use arrivals::{Arrivals, LockedArrivals};
 use counters::TableCounters;
@@ -188,7 +184,7 @@ impl Table {
         self.check_open()?;
         // Checked for one stream: the others may get no steps.
         self.config.check_window(1, open.window_before, open.window_after)?;
-        self.writers.open(open, host::now())
+        self.writers.open(open)
     }
 
     /// The writers. Also of a table that was dropped: calls that it refuses are [`Table::open_writer`] and [`Table::resume_writer`].

@@ -60,7 +60,7 @@ impl Table {
                 lag.inspect(|lag| self.counters.version_lag.record(*lag));
             }
             Attempt::Blocked(_) if waited => turn.count_once(&self.counters.blocked_pushes),
-            Attempt::Blocked(_) => turn.push = Some(writer.waiting_push()),
+            Attempt::Blocked(_) => {}
         }
         drop(writer);
         self.warn_of_unread_items();
@@ -265,14 +265,12 @@ impl Table {
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::sync::Arc;
-    use std::time::Instant;
 
     use crate::error::{Error, Result};
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::SampleRequest;
     use crate::schema::{Codec, Column, Dtype, TableConfig};
     use crate::table::tests::{open, push};
-    use crate::table::writers::Writers;
 
     use super::*;
 
@@ -280,31 +278,6 @@ mod tests {
         let column =
             Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
         TableConfig::new("t", vec![column], 100)
-    }
-
-    #[test]
-    fn a_writer_whose_push_waits_is_not_idle() {
-        let limited = TableConfig { samples_per_insert: 1.0, slack: 4.0, ..config() };
-        let memory = Memory::new(MemoryLimits::default());
-        let table = memory.create_table(&limited).unwrap();
-        let start = Instant::now();
-        table.open_writer(&open(1, 1)).unwrap();
-        let mut turn = Turn::default();
-        let waits = (1..10).any(|sequence| {
-            let attempt = table.try_push(&push(sequence, None), &mut turn).unwrap();
-            matches!(attempt, Attempt::Blocked(_))
-        });
-        assert!(waits);
-        let newcomer = open(2, Writers::MAX_STREAMS);
-        let open_after = |idle: u32| table.writers.open(&newcomer, start + idle * Writers::IDLE);
-        let refused = open_after(1_000).unwrap_err();
-        assert!(matches!(refused, Error::Streams { .. }));
-        assert!(table.writers.get(1).is_ok());
-        // Its connection has ended.
-        drop(turn);
-        assert!(open_after(0).is_err(), "idle from here on");
-        open_after(1_000).unwrap();
-        assert!(table.writers.get(1).is_err());
     }
 
     #[test]

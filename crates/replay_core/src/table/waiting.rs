@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 use base::host;
 
-use super::activity;
 use super::pending_call::Attempt;
 
 /// Queue of waiting calls of one kind.
@@ -85,8 +84,6 @@ pub struct Turn {
     since: Option<Instant>,
     /// Whether statistics have its wait. A call that continues an earlier one takes this over.
     pub(crate) counted: bool,
-    /// For a push: keeps its writer from expiring.
-    pub(super) push: Option<activity::Waiting>,
 }
 
 impl Turn {

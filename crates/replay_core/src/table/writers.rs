@@ -24,9 +24,9 @@ use base::random::random_number;
 use crate::snapshot_records::content::{OpenRecord, WriterRecord};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-use super::activity::{Activity, Waiting};
 use super::streams::Stream;
 use super::waiting::WaitingLine;
+pub use expiry::WriterConnection;
 
 /// The constant part of a writer, to which chunks refer when it is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +68,7 @@ pub struct TableWriter {
     waited: Duration,
     epoch: u32,
     last_sequence: u64,
-    activity: Arc<Activity>,
+    last_push: LastPush,
     /// Name and version of the parameters that it makes its steps with, as far as they are known.
     pub parameters: Option<(String, u64)>,
     /// Queue of its pushes that wait for newer parameters, apart from the table's, where other writers would wait behind them.
@@ -76,11 +76,6 @@ pub struct TableWriter {
 }
 
 impl TableWriter {
-    /// Keeps the writer from expiring while a push waits.
-    pub fn waiting_push(&self) -> Waiting {
-        self.activity.wait()
-    }
-
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
@@ -107,7 +102,7 @@ impl TableWriter {
     pub fn applied(&mut self, steps: u64) {
         self.last_sequence += 1;
         self.steps += steps;
-        self.activity.push(host::now());
+        *lock(&self.last_push) = Some(host::now());
     }
 
     /// The writer's part of a snapshot.
@@ -136,19 +131,29 @@ impl TableWriter {
     }
 }
 
+/// Time of a writer's last push that was applied, readable while another one is.
+type LastPush = Arc<Mutex<Option<Instant>>>;
+
 struct KnownWriter {
     identity: Arc<WriterIdentity>,
     writer: Arc<Mutex<TableWriter>>,
     streams: u32,
-    activity: Arc<Activity>,
-    /// Frames of its connection; `None` for a writer of this process. A writer of a snapshot has a connection that has ended.
-    connection: Option<Arc<Activity>>,
+    last_push: LastPush,
+    /// `None` from its opening until it is attached. A writer of a snapshot has a connection that has ended.
+    connection: Option<Arc<WriterConnection>>,
+}
+
+impl KnownWriter {
+    /// Time at which its connection has ended, unless another one has taken it over.
+    fn disconnected_since(&self) -> Option<Instant> {
+        self.connection.as_ref()?.end_time()
+    }
 }
 
 /// Numbers of a table's writers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WriterCounts {
-    /// Writers with a connection, or of this process.
+    /// Writers with a connection, or with a channel of this process.
     pub connected: u64,
     /// Writers whose connection has ended, and that another one may take over.
     pub resumable: u64,
@@ -185,12 +190,12 @@ impl Writers {
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
-    /// connection off. Beyond [`Writers::MOST_STREAMS`], writers that are idle at the time `now` expire.
+    /// connection off. Beyond [`Writers::MOST_STREAMS`], disconnected writers expire.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::Streams`] for too many streams, of this writer or of all; [`Error::Misuse`] without a stream, or
     /// when the writer is open with other streams or another window.
-    pub fn open(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
+    pub fn open(&self, open: &OpenWriter) -> Result<WriterOpened> {
         if open.streams == 0 {
             return Err(Error::Misuse("a writer has at least one stream".into()));
         }
@@ -207,12 +212,12 @@ impl Writers {
             "give it a shorter name",
         )?;
         let mut entries = lock(&self.entries);
-        if let Some(writer) = touched(&entries, open.writer, now) {
+        if let Some(writer) = known(&entries, open.writer) {
             drop(entries);
             return self.take_over(&writer, open);
         }
-        self.expire_for(&mut entries, open.streams, now)?;
-        let activity = Activity::new(now);
+        self.expire_for(&mut entries, open.streams)?;
+        let last_push = LastPush::default();
         let identity = WriterIdentity::new(open.name.clone(), open.window_before, open.window_after);
         let writer = TableWriter {
             identity: identity.clone(),
@@ -222,12 +227,12 @@ impl Writers {
             waited: Duration::ZERO,
             epoch: 1,
             last_sequence: 0,
-            activity: activity.clone(),
+            last_push: last_push.clone(),
             parameters: None,
             outdated: Arc::default(),
         };
         let writer = Arc::new(Mutex::new(writer));
-        let entry = KnownWriter { identity, writer, streams: open.streams, activity, connection: None };
+        let entry = KnownWriter { identity, writer, streams: open.streams, last_push, connection: None };
         entries.insert(open.writer, entry);
         Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0, connected: counts(&entries).connected })
     }
@@ -238,7 +243,7 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        let known = touched(&lock(&self.entries), open.writer, host::now());
+        let known = known(&lock(&self.entries), open.writer);
         let writer = known.ok_or_else(|| Error::Expired { writer: open.name.clone() })?;
         self.take_over(&writer, open)
     }
@@ -270,10 +275,8 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it was closed, has expired, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
-        let entries = lock(&self.entries);
-        let entry = entries.get(&writer).ok_or_else(|| Error::Expired { writer: format!("{writer:#018x}") })?;
-        entry.activity.touch(host::now());
-        Ok(Arc::clone(&entry.writer))
+        let known = known(&lock(&self.entries), writer);
+        known.ok_or_else(|| Error::Expired { writer: format!("{writer:#018x}") })
     }
 
     /// Records the parameters of a writer's next steps; older versions of the same name, and unknown writers, are ignored.
@@ -297,8 +300,8 @@ impl Writers {
         writers.iter().map(|w| lock(w).outdated.clone()).collect()
     }
 
-    /// Keeps a writer from expiring also while frames of `connection`, which may be its pushes, wait. An unknown writer is ignored.
-    pub fn attach(&self, writer: u64, connection: &Arc<Activity>) {
+    /// Notes the connection of a writer, which keeps its streams until that ends. An unknown writer is ignored.
+    pub fn attach(&self, writer: u64, connection: &Arc<WriterConnection>) {
         if let Some(entry) = lock(&self.entries).get_mut(&writer) {
             entry.connection = Some(connection.clone());
         }
@@ -340,9 +343,8 @@ impl Writers {
 
     /// Adds a writer of a snapshot; one that is open under its number stays.
     pub fn restore(&self, record: &OpenRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
-        let now = host::now();
-        let (activity, connection) = (Activity::new(now), Activity::new(now));
-        connection.end(now);
+        let (last_push, connection) = (LastPush::default(), Arc::<WriterConnection>::default());
+        connection.end(host::now());
         let entry = KnownWriter {
             identity: identity.clone(),
             streams: streams.len() as u32,
@@ -354,12 +356,12 @@ impl Writers {
                 waited: Duration::ZERO,
                 epoch: record.epoch,
                 last_sequence: record.last_sequence,
-                activity: activity.clone(),
+                last_push: last_push.clone(),
                 // Known again with its next request for parameters.
                 parameters: None,
                 outdated: Arc::default(),
             })),
-            activity,
+            last_push,
             connection: Some(connection),
         };
         lock(&self.entries).entry(record.number).or_insert(entry);
@@ -381,7 +383,8 @@ impl Writers {
         let known: Vec<_> = {
             let entries = lock(&self.entries);
             let known = entries.values();
-            known.map(|known| (known.writer.clone(), !known.has_left(), known.activity.last_push())).collect()
+            let connected = |known: &KnownWriter| known.disconnected_since().is_none();
+            known.map(|known| (known.writer.clone(), connected(known), *lock(&known.last_push))).collect()
         };
         let mut listed: Vec<_> = known
             .iter()
@@ -411,10 +414,7 @@ impl Writers {
         let now = host::now();
         let mut last = lock(&self.gone).clone();
         for known in lock(&self.entries).values() {
-            if !known.has_left() {
-                return None;
-            }
-            let end = known.connection.as_ref().and_then(|connection| connection.idle_since()).unwrap_or(now);
+            let end = known.disconnected_since()?;
             // By name where several ended at once.
             if last.as_ref().is_none_or(|(of, latest)| (*latest, &of.name) < (end, &known.identity.name)) {
                 last = Some((known.identity.clone(), end));
@@ -436,21 +436,19 @@ impl Writers {
 fn counts(entries: &HashMap<u64, KnownWriter>) -> WriterCounts {
     let (mut counts, now) = (WriterCounts::default(), host::now());
     for known in entries.values() {
-        let age = known.activity.last_push().map(|push| now.saturating_duration_since(push));
+        let age = lock(&known.last_push).map(|push| now.saturating_duration_since(push));
         counts.last_push = counts.last_push.into_iter().chain(age).min();
-        match known.has_left() {
-            true => counts.resumable += 1,
-            false => counts.connected += 1,
+        match known.disconnected_since() {
+            Some(_) => counts.resumable += 1,
+            None => counts.connected += 1,
         }
         counts.streams += u64::from(known.streams);
     }
     counts
 }
 
-fn touched(entries: &HashMap<u64, KnownWriter>, writer: u64, now: Instant) -> Option<Arc<Mutex<TableWriter>>> {
-    let entry = entries.get(&writer)?;
-    entry.activity.touch(now);
-    Some(Arc::clone(&entry.writer))
+fn known(entries: &HashMap<u64, KnownWriter>, writer: u64) -> Option<Arc<Mutex<TableWriter>>> {
+    entries.get(&writer).map(|entry| Arc::clone(&entry.writer))
 }
 
 #[cfg(test)]
@@ -464,7 +462,7 @@ mod tests {
     #[test]
     fn sequence_numbers_apply_once_and_in_order() {
         let writers = Writers::new("t");
-        writers.open(&open(1, 2), Instant::now()).unwrap();
+        writers.open(&open(1, 2)).unwrap();
         let writer = writers.get(1).unwrap();
         let mut writer = lock(&writer);
         assert!(!writer.has_applied(1, 1).unwrap());
@@ -479,15 +477,15 @@ mod tests {
     #[test]
     fn a_newer_connection_fences_the_older_off() {
         let writers = Writers::new("t");
-        writers.open(&open(1, 2), Instant::now()).unwrap();
+        writers.open(&open(1, 2)).unwrap();
         lock(&writers.get(1).unwrap()).applied(10);
-        let again = writers.open(&open(1, 2), Instant::now()).unwrap();
+        let again = writers.open(&open(1, 2)).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
         let writer = writers.get(1).unwrap();
         let old = lock(&writer).has_applied(1, 2);
         assert!(matches!(old, Err(Error::Fenced { writer }) if writer == "actor 1"));
         assert!(matches!(writers.close(1, 1), Err(Error::Fenced { .. })));
-        assert!(writers.open(&open(1, 3), Instant::now()).is_err());
+        assert!(writers.open(&open(1, 3)).is_err());
         writers.close(1, 2).unwrap();
         writers.close(1, 2).unwrap();
         assert!(matches!(writers.get(1), Err(Error::Expired { .. })));
@@ -498,7 +496,7 @@ mod tests {
         let writers = Writers::new("t");
         let unknown = writers.resume(&open(1, 2));
         assert!(matches!(unknown, Err(Error::Expired { writer }) if writer == "actor 1"));
-        writers.open(&open(1, 2), Instant::now()).unwrap();
+        writers.open(&open(1, 2)).unwrap();
         lock(&writers.get(1).unwrap()).applied(10);
         let again = writers.resume(&open(1, 2)).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
@@ -515,9 +513,9 @@ mod tests {
         assert_eq!(seen(&writers), (0, 0, Some(None)), "none has been opened");
         assert_eq!(writers.counts().last_push, None);
         let connections = [1, 2].map(|number| {
-            let opened = writers.open(&open(number, 1), Instant::now()).unwrap();
+            let opened = writers.open(&open(number, 1)).unwrap();
             assert_eq!(opened.connected, number);
-            let connection = Activity::new(Instant::now());
+            let connection = Arc::<WriterConnection>::default();
             writers.attach(number, &connection);
             connection
         });
@@ -534,7 +532,9 @@ mod tests {
         // One that is closed leaves nothing to resume.
         writers.close(2, 1).unwrap();
         assert_eq!(seen(&writers), (0, 1, Some(Some("actor 2".into()))));
-        connections[0].end(Instant::now() + Duration::from_secs(1));
+        let connection = Arc::<WriterConnection>::default();
+        writers.attach(1, &connection);
+        connection.end(Instant::now() + Duration::from_secs(1));
         assert_eq!(seen(&writers), (0, 1, Some(Some("actor 1".into()))));
         assert_eq!(writers.resume(&open(1, 1)).unwrap().connected, 1);
         assert_eq!(seen(&writers), (1, 0, None));

@@ -214,7 +214,7 @@ async fn blocked_writer(world: &World) -> TestClient {
 }
 
 #[test]
-fn a_wide_writer_that_left_without_a_push_makes_room_at_once() {
+fn a_wide_writer_that_left_makes_room_at_once() {
     World::run(22, config(table()), |world| async move {
         for number in 1..=3 {
             let mut client = world.client().await;

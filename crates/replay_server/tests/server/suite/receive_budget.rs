@@ -1,6 +1,6 @@
 //! Receive buffers within the byte limit: who waits for room, and who does not.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use replay_core::replay::OpenWriter;
 use replay_core::schema::TableConfig;
@@ -170,7 +170,7 @@ fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
 }
 
 #[test]
-fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
+fn a_connected_writer_keeps_its_streams_while_its_push_is_not_read() {
     let config = ServerConfig { max_frame_bytes: ServerConfig::MIN_FRAME_BYTES, ..config(table()) };
     World::run(55, config, |world| async move {
         let long = [8u32.to_le_bytes(), 60_000u32.to_le_bytes()].concat();
@@ -187,12 +187,14 @@ fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
 
         let table = world.memory.table(TABLE).unwrap();
         let newcomer = OpenWriter { streams: Writers::MAX_STREAMS, ..writer(3) };
-        let begun = Instant::now();
-        let open = || table.writers().open(&newcomer, begun + 1_000 * Writers::IDLE);
-        let (code, message) = refused(open().map_err(Error::from));
-        assert_eq!(code, ErrorCode::TooLarge, "{message}");
+        let open = || table.writers().open(&newcomer);
         drop(first);
         // Its frame is read now, and sends nothing.
+        world.until(|world| world.server_stat("connections") == 1).await;
+        let (code, message) = refused(open().map_err(Error::from));
+        assert_eq!(code, ErrorCode::TooLarge, "{message}");
+        assert!(message.contains("its connected writers have 1 of its 131072 streams"), "{message}");
+        drop(second);
         world.until(|_| open().is_ok()).await;
     });
 }
