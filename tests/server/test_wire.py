@@ -98,7 +98,7 @@ def fill(client: WireClient) -> None:
     for sequence, first in enumerate(range(0, STEPS, 5), start=1):
         message, payload = push(1, sequence, first, 5)
         reply = client.call(payload, push=message)[0]
-        assert reply.pushed == first + 5
+        assert reply.pushed.steps == first + 5
 
 
 def sample(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
@@ -292,12 +292,12 @@ def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
     open_writer(client)
     message, payload = push(1, 1, 0, 5)
     for _ in range(2):
-        assert client.call(payload, push=message)[0].pushed == 5
+        assert client.call(payload, push=message)[0].pushed.steps == 5
     with WireClient(server) as second:
         opened = open_writer(second, resume=True)
         assert (opened.epoch, opened.lastSequence) == (2, 1)
         message, payload = push(2, 2, 5, 5)
-        assert second.call(payload, push=message)[0].pushed == 10
+        assert second.call(payload, push=message)[0].pushed.steps == 10
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"epoch": 1, "sequence": 3}, "fenced"),
         ({"epoch": 2, "sequence": 4}, "protocol"),
@@ -332,7 +332,7 @@ def test_chunks_that_do_not_add_up_are_refused(client: WireClient, cut: str) -> 
         client.call(payload, push=message)
     assert refused.value.code == "schema"
     message, payload = push(1, 1, 0, 5)
-    assert client.call(payload, push=message)[0].pushed == 5
+    assert client.call(payload, push=message)[0].pushed.steps == 5
 
 
 def test_final_rows_are_kept_as_the_last_of_a_truncated_episode(client: WireClient) -> None:
@@ -430,7 +430,7 @@ def test_an_actor_reaches_no_writer_of_another_client(tmp_path: Path) -> None:
         with WireClient(path, of_actor) as owner, WireClient(path, of_actor) as other:
             open_writer(owner, number)
             message, payload = push(1, 1, 0, 5, writer=number)
-            assert owner.call(payload, push=message)[0].pushed == 5
+            assert owner.call(payload, push=message)[0].pushed.steps == 5
             for request in ({"stats": None}, {"list": None}, {"describeTable": "steps"}):
                 assert str(number) not in str(other.call(**request)[0])
             stats = json.loads(other.call(stats=None)[0].stats)
@@ -447,7 +447,7 @@ def test_an_actor_reaches_no_writer_of_another_client(tmp_path: Path) -> None:
                     open_writer(other, guess, resume=True)
                 assert refused.value.code == "expired"
             message, payload = push(1, 2, 5, 5, writer=number)
-            assert owner.call(payload, push=message)[0].pushed == 10
+            assert owner.call(payload, push=message)[0].pushed.steps == 10
 
 
 @pytest.mark.parametrize(

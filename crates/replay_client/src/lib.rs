@@ -278,8 +278,8 @@ impl Replay<Error> for Client {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         updates::check(table, ids, priorities)?;
-        let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
-        self.call(wait, Some(table), RequestBody::UpdatePriorities(update))
+        let update = || UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+        Ok(self.ask(wait, Some(table), |_| RequestBody::UpdatePriorities(update()))?.0)
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {

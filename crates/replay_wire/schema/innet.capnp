@@ -110,8 +110,7 @@ struct Reply {
     table @5 :TableConfig;
     # describeTable
     writer @6 :WriterOpened;
-    pushed @7 :UInt64;
-    # steps the table has taken from this writer so far
+    pushed @7 :Pushed;
     sampled @8 :Sampled;
     updated @9 :Updated;
     corrupt @10 :Text;
@@ -285,6 +284,11 @@ struct Item {
   # rows of the window that exist around the anchor: at most the writer's window
   priority @4 :Float32 = -1;
   # before the exponent; -1 is "as the current maximum"
+}
+
+struct Pushed {
+  steps @0 :UInt64;
+  # steps the table has taken from this writer so far
 }
 
 struct Sample {

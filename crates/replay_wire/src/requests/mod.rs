@@ -254,7 +254,7 @@ impl ReplyBody {
             Which::Welcome(proof) => ReplyBody::Welcome(read_proof(proof)?),
             Which::Table(config) => ReplyBody::Table(table::read(config?, rest)?),
             Which::Writer(opened) => ReplyBody::Writer(writer::read_opened(opened?)),
-            Which::Pushed(steps) => ReplyBody::Pushed(steps),
+            Which::Pushed(pushed) => ReplyBody::Pushed(pushed?.get_steps()),
             Which::Sampled(sampled) => ReplyBody::Sampled(sample::read_sampled(sampled?, rest)?),
             Which::Updated(receipt) => ReplyBody::Updated(items::read_receipt(receipt?)),
             Which::StepsRead(read) => ReplyBody::StepsRead(steps::read_read(read?, rest)?),
@@ -283,7 +283,7 @@ impl ReplyBody {
             ReplyBody::Welcome(proof) => root.set_welcome(proof.as_ref().map_or(&[], |proof| proof)),
             ReplyBody::Table(config) => table::write(&config, root.init_table()),
             ReplyBody::Writer(opened) => writer::write_opened(&opened, root.init_writer()),
-            ReplyBody::Pushed(steps) => root.set_pushed(steps),
+            ReplyBody::Pushed(steps) => root.init_pushed().set_steps(steps),
             ReplyBody::Sampled(mut sampled) => {
                 sample::write_sampled(&sampled, root.init_sampled());
                 sampled.blobs.insert(0, sampled.rows);
