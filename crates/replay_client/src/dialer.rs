@@ -32,7 +32,7 @@ use replay_link::stack::{Address, ByteStream, StackName, kernel};
 use replay_link::tls::{channel_binding, tls_error};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding};
-use replay_wire::{FrameLimits, ReplyBody, RequestBody};
+use replay_wire::{FrameLimits, RequestBody};
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;

@@ -25,7 +25,6 @@ use replay_wire::{
     ReplyBody, Request, RequestBody, decode_reply, encode_request,
 };
 
-
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
     reader: FrameReader<BufReader<ReadHalf<S>>>,

@@ -52,7 +52,7 @@ impl<E: From<Error>> Replay<E> for Memory {
         let table = self.table(table)?;
         let opened = table.open_writer(&open)?;
         let connection = Arc::default();
-        table.attach_writer(open.writer, &connection);
+        table.writers().attach(open.writer, &connection);
         Ok(Box::new(LocalPushes {
             table,
             writer: open.writer,

@@ -14,12 +14,12 @@ use super::super::sample::Pipelining;
 use super::group::{Group, is_lost};
 use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
-use replay_link::error::{Error, Result};
 use base::host;
 use base::random::random_number;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
+use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
 /// Time limit of the question whether a server has lost its table.

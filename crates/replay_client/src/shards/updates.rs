@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::super::updates::{Updates, check};
 use super::group::{Group, Shard, is_lost, silent, within_grace};
-use replay_link::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_core::table::ids::IdSpace;
+use replay_link::error::{Error, Result};
 
 impl Group {
     /// Positions of the ids that each server may hold. Ids of a table that this client has not sampled go to all servers.

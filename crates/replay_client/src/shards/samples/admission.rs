@@ -4,10 +4,10 @@ use super::super::lane::Lane;
 use super::super::merge::min_size;
 use super::super::partial::{PartialBatch, divide};
 use super::ShardedSamples;
-use replay_link::error::Result;
 use replay_core::cause::WaitReason;
 use replay_core::replay::PartState;
 use replay_core::sum_tree::MAX_SAMPLES;
+use replay_link::error::Result;
 
 impl ShardedSamples {
     /// The reason to wait before the first `batches` in progress, one of which may be new, can be delivered.
