@@ -12,14 +12,18 @@ use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numb
 #[test]
 fn workers_of_two_jobs_sum_at_the_same_time() {
     let serving = Serving::start(&[]);
-    thread::scope(|scope| {
-        for job in ["one", "two"] {
+    // They stay until the statistics are read: what comes from workers that have left counts as of strangers.
+    let _workers = thread::scope(|scope| {
+        let jobs = ["one", "two"].map(|job| {
             let serving = &serving;
             scope.spawn(move || {
                 let requests = requests(3).map(|request| JoinJob { job: job.into(), ..request });
-                sum_rounds(&mut serving.join_all(requests), 4, 50_000);
-            });
-        }
+                let mut workers = serving.join_all(requests);
+                sum_rounds(&mut workers, 4, 50_000);
+                workers
+            })
+        });
+        jobs.map(|job| job.join().unwrap())
     });
     let stats = serving.stats();
     assert_eq!(stats["counted"], 2 * 3 * 4 * 139);
