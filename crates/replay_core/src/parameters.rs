@@ -114,8 +114,10 @@ impl ParameterStore {
         if is_new && kept(&names).count() >= Self::MAX_NAMES {
             return Err(Self::refusal(name, format!("there are {} names already", Self::MAX_NAMES)));
         }
-        let stored =
-            names.entry(name.to_owned()).or_insert_with(|| Stored::new(Parameters::default(), VecDeque::new()));
+        if stored.is_none() {
+            names.insert(name.to_owned(), Stored::new(Parameters::default(), VecDeque::new()));
+        }
+        let stored = names.get_mut(name).expect("it is there, or was just inserted");
         if stored.puts.len() == Self::REMEMBERED_PUTS {
             stored.puts.pop_front();
         }

@@ -63,7 +63,12 @@ pub struct PreparedItem {
     /// The part of it that counts for the largest priority.
     pub raises: f64,
     pub units: u64,
-    /// Steps that the table had taken when it was inserted; of a push, filled in when it is in place.
+}
+
+/// What happened to an item before it is put in place.
+#[derive(Clone, Copy)]
+pub struct History {
+    /// Steps that the table had taken when it was inserted.
     pub born: u64,
     /// Samples of it before it was restored.
     pub times_sampled: u32,
@@ -173,8 +178,6 @@ impl Table {
                 // A maximum from before the table was emptied does not count again.
                 raises: item.priority.map_or(priority.min(1.0), f64::from),
                 units: 0,
-                born: 0,
-                times_sampled: 0,
             });
         }
         for (item, units) in items.iter_mut().zip(self.sampler.units(&self.items, priorities)) {

@@ -20,7 +20,7 @@ use crate::sync::{Ordering, lock};
 use super::arrivals::Arrivals;
 use super::evict::EVICTED_AT_ONCE;
 use super::ids::ItemId;
-use super::prepare::{Prepared, PreparedChunk, PreparedItem};
+use super::prepare::{History, Prepared, PreparedChunk, PreparedItem};
 use super::stored::PinnedChunk;
 use super::streams::FirstChunk;
 use super::writers::{TableWriter, WriterIdentity};
@@ -190,9 +190,9 @@ impl Table {
     fn place(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<bool> {
         self.place_chunks(arrivals, push)?;
         let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
-        push.items.iter_mut().for_each(|item| item.born = born);
         let (mut inserted, mut largest) = (0, 0.0f64);
-        self.place_items(arrivals, &push.items, &push.chunks, |index, _| {
+        let new = |_| History { born, times_sampled: 0 };
+        self.place_items(arrivals, &push.items, &push.chunks, new, |index, _| {
             largest = largest.max(push.items[index].raises);
             inserted += 1;
         });
@@ -223,13 +223,14 @@ impl Table {
         Ok(())
     }
 
-    /// Puts items in place, whose chunks are, also those of the same push: `pushed`. Calls `placed` with index and id of each. Only under
-    /// the insert lock.
+    /// Puts items in place, whose chunks are, also those of the same push: `pushed`. `history` is by index; calls `placed` with index and id
+    /// of each. Only under the insert lock.
     pub(super) fn place_items(
         &self,
         arrivals: &mut Arrivals,
         items: &[PreparedItem],
         pushed: &[PreparedChunk],
+        history: impl Fn(usize) -> History,
         mut placed: impl FnMut(usize, ItemId),
     ) {
         // The chunk of the last item: neighbours begin in the same one.
@@ -247,14 +248,15 @@ impl Table {
             let Some((_, handle, chunk)) = &first else {
                 continue;
             };
+            let History { born, times_sampled } = history(index);
             let id = self
                 .items
-                .insert(*handle, item.rows, item.born, item.times_sampled, item.units)
+                .insert(*handle, item.rows, born, times_sampled, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(id, item.priority);
             self.max_priority.insert(id, item.priority);
             lock(&chunk.items).push(id);
-            if let Some(after) = arrivals.after_moment.as_mut().filter(|after| after.taken == item.born) {
+            if let Some(after) = arrivals.after_moment.as_mut().filter(|after| after.taken == born) {
                 after.items.insert(id);
             }
             placed(index, id);

@@ -6,13 +6,13 @@ use super::{Staged, StagedChunk};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::schema::TableConfig;
-use crate::snapshot_records::content::{OpenRecord, TableState};
+use crate::snapshot_records::content::{ItemRecord, OpenRecord, TableState};
 use crate::sync::Ordering;
 use crate::table::Table;
 use crate::table::arrivals::Arrivals;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;
-use crate::table::prepare::{PreparedChunk, PreparedItem};
+use crate::table::prepare::{History, PreparedChunk, PreparedItem};
 use crate::table::streams::{FirstChunk, Stream};
 
 /// A table of a snapshot in place.
@@ -80,20 +80,18 @@ impl Staged {
                 }
             }
         }
-        let mut items = Vec::with_capacity(records.len());
-        for (record, units) in records.iter().zip(units) {
-            items.extend(arrival(record.chunk.into()).map(|arrival| PreparedItem {
-                first_chunk: FirstChunk::Stored(arrival),
-                rows: ItemRows { first_row: record.first_row, before: record.before, after: record.after },
-                priority: record.priority,
-                raises: 0.0,
-                units,
-                born: record.born,
-                times_sampled: record.times_sampled,
-            }));
-        }
+        let item = |(record, units): (&ItemRecord, u64)| PreparedItem {
+            // Items of chunks before the first were left out.
+            first_chunk: FirstChunk::Stored(first_arrival + u64::from(record.chunk) - first),
+            rows: ItemRows { first_row: record.first_row, before: record.before, after: record.after },
+            priority: record.priority,
+            raises: 0.0,
+            units,
+        };
+        let items: Vec<_> = records.iter().zip(units).map(item).collect();
         let mut ids = Vec::with_capacity(if state.served.is_some() { records.len() } else { 0 });
-        table.place_items(&mut arrivals, &items, &[], |index, id| {
+        let history = |index: usize| History { born: records[index].born, times_sampled: records[index].times_sampled };
+        table.place_items(&mut arrivals, &items, &[], history, |index, id| {
             if state.served.is_some() {
                 ids.push((records[index].id, id));
             }
