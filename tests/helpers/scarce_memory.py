@@ -123,6 +123,7 @@ def calls(how: str, folder: str, stack: ExitStack) -> Iterator[tuple[str, Callab
     yield from of_replay(replay, "served")
     yield "Memory", lambda: innet.Memory(innet.Table("large", {"a": "uint8"}, 1 << 24), max_bytes=1 << 50)
     if how == "addresses":
+        yield "threads", lambda: next(memory.batches("frames", 1, WIDE, threads=256))
         # In a control group the kernel ends Python itself, which copies the bytes first.
         yield "a pickled batch", lambda: [pickle.loads(pickled) for _ in range(64)]
         yield "Memory.serve", lambda: memory.serve(f"unix://{folder}/other", io_threads=256)

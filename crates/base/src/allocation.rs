@@ -11,9 +11,13 @@ use std::sync::OnceLock;
 
 /// Smaller sizes are not tried beforehand by [`check`].
 const LARGE: u64 = 4 << 20;
+
 /// Smaller sizes are not compared with the process's limits: reading the files that have these takes 40 us and more, one percent of
 /// the time in which a batch of this size is filled.
 const COMPARED: u64 = 32 << 20;
+
+/// Address space of a thread's stack: the default of `std::thread`.
+const THREAD_BYTES: u64 = 2 << 20;
 
 /// Memory that the process may still have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +71,21 @@ pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
         return Ok(());
     }
     compare(what, bytes)?;
+    attempt(what, bytes)
+}
+
+/// Checks that the process has address space for the stacks of `threads` more, which take memory only as they are used. Started one by
+/// one, the first would end the process when the stacks of the others had taken the rest of its addresses.
+///
+/// # Errors
+/// [`OutOfMemory`].
+pub fn check_threads(what: &'static str, threads: usize) -> Result<(), OutOfMemory> {
+    let bytes = THREAD_BYTES * threads as u64;
+    if bytes < LARGE { Ok(()) } else { attempt(what, bytes) }
+}
+
+/// Allocates at least [`LARGE`] bytes from the system and frees them.
+fn attempt(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
     let layout = usize::try_from(bytes).ok().and_then(|len| Layout::array::<u8>(len).ok());
     let layout = layout.ok_or_else(|| refused(what, bytes))?;
     // SAFETY: the layout has at least `LARGE` bytes.

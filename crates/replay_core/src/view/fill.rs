@@ -10,6 +10,7 @@ use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::streamed::Copies;
 use crate::error::Result;
 use crate::row_layout::RowLayout;
+use base::allocation;
 use base::error::OsError;
 use base::sync::lock;
 
@@ -39,8 +40,9 @@ impl Fillers {
     /// Starts all of `threads` but the calling one.
     ///
     /// # Errors
-    /// [`Error::Io`] when the system starts no more threads.
+    /// [`Error::OutOfMemory`], and [`Error::Io`] when the system starts no more threads.
     pub(super) fn new(threads: usize) -> Result<Self> {
+        allocation::check_threads("the threads that unpack batches", threads.saturating_sub(1))?;
         let start = |others| {
             ThreadPoolBuilder::new()
                 .num_threads(others)

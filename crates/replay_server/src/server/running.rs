@@ -18,6 +18,7 @@ use crate::connection::Phase;
 use crate::plugin;
 use crate::snapshots::check_folder;
 use crate::snapshots::disk::Machine;
+use base::allocation;
 use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};
@@ -259,8 +260,10 @@ impl Server {
         bound: AddressSender,
         threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
+        let io_threads = config.effective_io_threads();
+        allocation::check_threads("the I/O threads of the server", io_threads)?;
         let mut others = Vec::new();
-        for number in 1..config.effective_io_threads() {
+        for number in 1..io_threads {
             let (sender, accepted) = mpsc::unbounded_channel();
             others.push(sender);
             let server = self.clone();
