@@ -204,7 +204,7 @@ impl Aggregator {
                 "lower its staleness bound, or raise gradients_job_bytes of the server",
             )?;
         }
-        allocation::check("the sums of a gradient job", bytes as u64)?;
+        allocation::check("a gradient job", bytes as u64)?;
         let below = match &parent {
             Some(parent) => parent.below,
             // The root of the tree: its racks have all workers.

@@ -71,7 +71,7 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
         ..Sampled::default()
     };
     let row_bytes = parts.iter().map(|part| part.rows.len()).sum();
-    let mut rows = allocation::with_capacity("the rows of a mixed batch", row_bytes)?;
+    let mut rows = allocation::with_capacity("a mixed batch", row_bytes)?;
     let mut credits = Vec::new();
     let mut smallest: Option<f64> = Some(f64::INFINITY);
     for part in parts.into_iter().filter(|part| !part.items.is_empty()) {

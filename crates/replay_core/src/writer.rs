@@ -134,7 +134,7 @@ impl<E: From<Error>> Writer<E> {
         // Each stream keeps a key row. The packer has two rows, and a chunk one more.
         let rows = u64::from(streams) + 3;
         let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
-        allocation::check("the rows of a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
+        allocation::check("a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
         let id = WriterId { table: config.name.clone(), writer: random_number().map_err(Error::from)? };
         let name = options.name;
         let channel = open_channel(OpenWriter {

@@ -44,7 +44,7 @@ pub fn to_bytes<'py>(
         return Ok(None);
     };
     let width = width as usize;
-    let bytes = allocation::zeros("texts as bytes", texts.len().saturating_mul(width));
+    let bytes = allocation::zeros("an array of texts", texts.len().saturating_mul(width));
     let mut bytes = bytes.map_err(|error| error::to_python(py, error))?;
     for (text, place) in texts.iter().zip(bytes.chunks_exact_mut(width)) {
         let Some(place) = place.get_mut(..text.len()) else {

@@ -169,7 +169,7 @@ impl PartialBatch {
         let least = least.filter_map(|(&share, least)| least.map(|least| share * least));
         let min_probability = least.filter(|&least| least > 0.0).reduce(f64::min);
         let length = self.arrived.iter().map(|(_, part)| part.rows.len()).sum();
-        let mut rows = allocation::with_capacity("the rows of a batch", length)?;
+        let mut rows = allocation::with_capacity("a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
         let parts = self.arrived.iter().map(|(_, part)| part.items.len()).collect();
         for (shard, part) in self.arrived {

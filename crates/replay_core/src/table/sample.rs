@@ -535,7 +535,7 @@ impl<'a> Sampling<'a> {
             Table::MAX_BATCH_BYTES,
             "sample fewer items at a time",
         )?;
-        let mut rows = allocation::with_capacity("the rows of a sampled batch", row_bytes)?;
+        let mut rows = allocation::with_capacity("a sampled batch", row_bytes)?;
         let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {
             let (begin, packed) = (rows.len(), &piece.chunk.packed);

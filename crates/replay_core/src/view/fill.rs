@@ -42,7 +42,7 @@ impl Fillers {
     /// # Errors
     /// [`Error::OutOfMemory`], and [`Error::Io`] when the system starts no more threads.
     pub(super) fn new(threads: usize) -> Result<Self> {
-        allocation::check_threads("the threads that unpack batches", threads.saturating_sub(1))?;
+        allocation::check_threads("a pool of unpacking threads", threads.saturating_sub(1))?;
         let start = |others| {
             ThreadPoolBuilder::new()
                 .num_threads(others)

@@ -261,7 +261,7 @@ impl Server {
         threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
         let io_threads = config.effective_io_threads();
-        allocation::check_threads("the I/O threads of the server", io_threads)?;
+        allocation::check_threads("the pool of I/O threads", io_threads)?;
         let mut others = Vec::new();
         for number in 1..io_threads {
             let (sender, accepted) = mpsc::unbounded_channel();
