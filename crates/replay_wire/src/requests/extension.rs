@@ -1,4 +1,7 @@
-use super::*;
+use crate::error::Result;
+use crate::fields::{Rest, text};
+use crate::innet_capnp as wire;
+use bytes::Bytes;
 
 /// A message to an extension of the server, or its answer, in the extension's format.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,6 @@
-use super::*;
+use crate::error::Result;
+use crate::fields::{key, text};
+use crate::innet_capnp as wire;
 
 /// Starts a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! Changes of items: new priorities, and reports of blobs that do not decode.
 
-use super::*;
+use crate::error::{Error, Result};
+use crate::fields::{COPIED, text};
+use crate::innet_capnp as wire;
 use replay_core::replay::UpdateReceipt;
 
 /// New priorities.

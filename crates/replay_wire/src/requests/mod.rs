@@ -13,8 +13,8 @@ mod writer;
 
 use bytes::Bytes;
 
-use crate::error::{Error, ErrorCode, Result};
-use crate::fields::{COPIED, Payload, QUOTED, Rest, json, key, named, text, to_json, write_list};
+use crate::error::{ErrorCode, Result};
+use crate::fields::{Payload, Rest, json, key, text, to_json};
 use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;

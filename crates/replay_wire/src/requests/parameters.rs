@@ -1,6 +1,10 @@
 //! Named parameters.
 
-use super::*;
+use crate::error::Result;
+use crate::fields::{Rest, text};
+use crate::innet_capnp as wire;
+use bytes::Bytes;
+use replay_core::replay::Parameters;
 
 /// Stores parameters. The answer is their version, without bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,9 @@
 //! Steps and items of a writer.
 
-use super::*;
-use replay_core::replay::{ChunkHead, NewItem, PushBody};
+use crate::error::Result;
+use crate::fields::{Rest, write_list};
+use crate::innet_capnp as wire;
+use replay_core::replay::{ChunkHead, NewItem, Push, PushBody};
 
 pub fn read(from: wire::push::Reader<'_>, rest: &Rest) -> Result<Push> {
     let body = PushBody {

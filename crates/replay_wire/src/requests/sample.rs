@@ -1,7 +1,9 @@
 //! Samples of a table.
 
-use super::*;
-use replay_core::replay::{BatchPart, PartState, SampledItem};
+use crate::error::{Error, Result};
+use crate::fields::{COPIED, Rest};
+use crate::innet_capnp as wire;
+use replay_core::replay::{BatchPart, PartState, SampleRequest, Sampled, SampledItem};
 
 pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {
     let part = |part: wire::batch_part::Reader<'_>| BatchPart { take: part.get_take() };

@@ -1,7 +1,9 @@
 //! The stored steps of a table.
 
 use super::push::{read_chunk, write_chunk};
-use super::*;
+use crate::error::{Error, Result};
+use crate::fields::{COPIED, Rest, write_list};
+use crate::innet_capnp as wire;
 use replay_core::replay::{ChunkHead, ReadPosition, ReadSteps, StepsRead, StoredSteps};
 
 pub fn read(from: wire::read_steps::Reader<'_>) -> Result<ReadSteps> {

@@ -1,10 +1,12 @@
 //! Definitions of tables, and the list of tables and parameters.
 
-use super::*;
+use crate::error::{Error, Result};
+use crate::fields::{COPIED, QUOTED, Rest, json, named, text, to_json, write_list};
+use crate::innet_capnp as wire;
 use base::words::shortened;
 use capnp::text;
-use replay_core::replay::ListedParameters;
-use replay_core::schema::Column;
+use replay_core::replay::{ListedParameters, Listing};
+use replay_core::schema::{Column, TableConfig};
 use replay_core::view::ViewSpec;
 
 /// Longest view of a table, in bytes of JSON.

@@ -1,6 +1,8 @@
 //! Opens and closes a writer.
 
-use super::*;
+use crate::error::Result;
+use crate::fields::text;
+use crate::innet_capnp as wire;
 use replay_core::replay::{OpenWriter, WriterOpened};
 
 /// Opens or takes over a writer. Its pushes use the same connection.
