@@ -43,34 +43,40 @@ pub struct Sim {
 #[derive(Clone)]
 pub struct SimStack {
     world: Rc<RefCell<World>>,
-    program: u32,
+    program: u64,
 }
 
 struct World {
     now: Instant,
     random: StdRng,
     /// Tasks with their programs.
-    tasks: BTreeMap<u64, (u32, Task)>,
+    tasks: BTreeMap<u64, (u64, Task)>,
     /// Tasks of paused programs that were woken, by program.
-    paused: BTreeMap<u32, BTreeSet<u64>>,
-    next_task: u64,
-    next_program: u32,
+    paused: BTreeMap<u64, BTreeSet<u64>>,
+    /// The next number of a task, a program or a timer.
+    next_number: u64,
     /// Of everything that happened.
     events: DefaultHasher,
     /// Connections, with the programs that opened them.
-    links: Vec<(u32, WeakLink)>,
+    links: Vec<(u64, WeakLink)>,
     ready: Arc<Ready>,
     /// Wakers by time; the number distinguishes timers of one instant.
     timers: BTreeMap<(Instant, u64), Waker>,
-    next_timer: u64,
     listeners: HashMap<Address, Rc<RefCell<Backlog>>>,
     /// Machines that take time, by program.
-    machines: HashMap<u32, Rc<RefCell<Queues>>>,
+    machines: HashMap<u64, Rc<RefCell<Queues>>>,
     next_port: u16,
     next_connection: u64,
+    settings: Settings,
+}
+
+/// What a test sets.
+struct Settings {
+    /// Delays of segments.
     delay: RangeInclusive<Duration>,
-    /// Delays of connections to some programs.
-    delays_to: BTreeMap<u32, RangeInclusive<Duration>>,
+    /// Those of connections to some programs.
+    delays_to: BTreeMap<u64, RangeInclusive<Duration>>,
+    /// Bytes that a connection buffers in each direction.
     buffer: usize,
     /// Writes to a full connection may return 0.
     returns_zero: bool,
@@ -78,9 +84,16 @@ struct World {
     blocking: Duration,
 }
 
+impl World {
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+}
+
 struct Backlog {
     /// Program that listens.
-    program: u32,
+    program: u64,
     connections: VecDeque<(SimStream, String)>,
     waker: Option<Waker>,
 }
@@ -119,22 +132,22 @@ impl Sim {
                     random: StdRng::seed_from_u64(seed),
                     tasks: BTreeMap::new(),
                     paused: BTreeMap::new(),
-                    next_task: 0,
-                    next_program: 1,
+                    next_number: 0,
                     events: DefaultHasher::new(),
                     links: Vec::new(),
                     ready: Arc::default(),
                     timers: BTreeMap::new(),
-                    next_timer: 0,
                     listeners: HashMap::new(),
                     machines: HashMap::new(),
                     next_port: 40_000,
                     next_connection: 1,
-                    delay: Duration::ZERO..=Duration::from_millis(2),
-                    delays_to: BTreeMap::new(),
-                    buffer: 1 << 16,
-                    returns_zero: false,
-                    blocking: Duration::from_millis(500),
+                    settings: Settings {
+                        delay: Duration::ZERO..=Duration::from_millis(2),
+                        delays_to: BTreeMap::new(),
+                        buffer: 1 << 16,
+                        returns_zero: false,
+                        blocking: Duration::from_millis(500),
+                    },
                 })),
                 program: 0,
             },
@@ -179,29 +192,29 @@ impl Drop for Sim {
 impl SimStack {
     /// Sets the range of delays for segments sent from now on, on all connections.
     pub fn set_delay(&self, delay: RangeInclusive<Duration>) {
-        let mut world = self.world.borrow_mut();
-        world.delay = delay;
-        world.delays_to.clear();
+        let settings = &mut self.world.borrow_mut().settings;
+        settings.delay = delay;
+        settings.delays_to.clear();
     }
 
     /// Sets the range of delays on connections that this program accepts from now on, until [`Self::set_delay`].
     pub fn set_own_delay(&self, delay: RangeInclusive<Duration>) {
-        self.world.borrow_mut().delays_to.insert(self.program, delay);
+        self.world.borrow_mut().settings.delays_to.insert(self.program, delay);
     }
 
     /// Sets the buffer of connections opened from now on: sent but unread bytes in each direction.
     pub fn set_buffer(&self, bytes: usize) {
-        self.world.borrow_mut().buffer = bytes;
+        self.world.borrow_mut().settings.buffer = bytes;
     }
 
     /// Whether a write to a full connection may return 0, as a stack without room for the first byte does, or always waits.
     pub fn set_returns_zero(&self, returns_zero: bool) {
-        self.world.borrow_mut().returns_zero = returns_zero;
+        self.world.borrow_mut().settings.returns_zero = returns_zero;
     }
 
     /// Sets the time of [`Stack::run_blocking`], half a second by default.
     pub fn set_blocking(&self, time: Duration) {
-        self.world.borrow_mut().blocking = time;
+        self.world.borrow_mut().settings.blocking = time;
     }
 
     /// Gives this program a machine of its own: messages of connections that it accepts from now on wait for its port and processors, and
@@ -232,7 +245,7 @@ impl SimStack {
             let name = format!("sim {}", world.next_connection);
             world.next_connection += 1;
             let machine = world.machines.get(&backlog.borrow().program).cloned();
-            (backlog, name, world.buffer, machine)
+            (backlog, name, world.settings.buffer, machine)
         };
         let mut backlog = backlog.borrow_mut();
         let (ours, theirs) = SimStream::pair(self, backlog.program, buffer, machine);
@@ -247,8 +260,7 @@ impl SimStack {
     /// The stack of another program.
     pub fn program(&self) -> SimStack {
         let mut world = self.world.borrow_mut();
-        let program = world.next_program;
-        world.next_program += 1;
+        let program = world.number();
         SimStack { world: self.world.clone(), program }
     }
 
@@ -370,23 +382,23 @@ impl SimStack {
     /// Wakes `waker` at `at`; the number cancels it.
     fn set_timer(&self, at: Instant, waker: Waker) -> u64 {
         let mut world = self.world.borrow_mut();
-        let number = world.next_timer;
-        world.next_timer += 1;
+        let number = world.number();
         world.timers.insert((at, number), waker);
         number
     }
 
     /// Delay of a segment on a connection to the program `server`.
-    fn sample_delay(&self, server: u32) -> Duration {
+    fn sample_delay(&self, server: u64) -> Duration {
         let mut world = self.world.borrow_mut();
-        let delay = world.delays_to.get(&server).unwrap_or(&world.delay).clone();
+        let Settings { delay, delays_to, .. } = &world.settings;
+        let delay = delays_to.get(&server).unwrap_or(delay).clone();
         world.random.random_range(delay)
     }
 
     /// Whether a write to a full connection returns 0 this time.
     fn samples_zero(&self) -> bool {
         let mut world = self.world.borrow_mut();
-        world.returns_zero && world.random.random_bool(0.1)
+        world.settings.returns_zero && world.random.random_bool(0.1)
     }
 
     /// Number of bytes that one call moves, at least 1.
@@ -452,15 +464,14 @@ impl Stack for SimStack {
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         let mut world = self.world.borrow_mut();
-        let id = world.next_task;
-        world.next_task += 1;
+        let id = world.number();
         world.tasks.insert(id, (self.program, Box::pin(task)));
         world.ready.push(id);
     }
 
     /// Takes the time of [`Self::set_blocking`] by this world's clock.
     async fn run_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        let time = self.world.borrow().blocking;
+        let time = self.world.borrow().settings.blocking;
         self.sleep(time).await;
         Ok(work())
     }

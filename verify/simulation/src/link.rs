@@ -46,7 +46,7 @@ struct Connection {
     /// `pipes[end]` carries the bytes written at that end.
     pipes: [Pipe; 2],
     /// Program at end 1.
-    server: u32,
+    server: u64,
     /// Machine of end 1, if it takes time.
     machine: Option<Rc<RefCell<Queues>>>,
     held: bool,
@@ -89,7 +89,7 @@ impl Connection {
 impl SimStream {
     pub(super) fn pair(
         stack: &SimStack,
-        server: u32,
+        server: u64,
         limit: usize,
         machine: Option<Rc<RefCell<Queues>>>,
     ) -> (SimStream, SimStream) {
