@@ -253,7 +253,7 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
 
 #[test]
 fn a_blocked_writer_that_is_there_waits_as_long_as_it_wants() {
-    let config = ServerConfig { max_frame_bytes: 4 << 20, write_deadline_ms: 300, ..config(limited_table()) };
+    let config = ServerConfig { max_frame_bytes: 4 << 20, write_deadline_ms: 1_500, ..config(limited_table()) };
     World::run(10, config, |world| async move {
         let mut client = blocked_writer(&world).await;
         let mut other = world.client().await;
