@@ -85,6 +85,20 @@ def test_invariants_are_explained_where_they_are_kept() -> None:
             assert [path for folder in (".", "crates/**") for path in DOCUMENTS.parent.glob(f"{folder}/{name}*")], name
 
 
+def test_files_that_the_pages_for_contributors_name_exist() -> None:
+    root = DOCUMENTS.parent
+    short = {f"{name}/": f"crates/replay_{name}/src/" for name in ("core", "client", "server")}
+    short["replay_py/"] = "crates/replay_py/"
+    for page, least in (("ARCHITECTURE.md", 20), ("CONTRIBUTING.md", 40)):
+        folders = "crates|verify|python|tests|docs|examples|benchmarks|core|client|server|replay_py"
+        named = re.findall(rf"`((?:{folders})/[\w./-]+)`", (root / page).read_text())
+        assert len(named) > least
+        for name in named:
+            folder = name[: name.index("/") + 1]
+            path = root / name if (root / folder).is_dir() else root / name.replace(folder, short[folder], 1)
+            assert path.exists(), f"{page}: {name}"
+
+
 def tls(folder: Path) -> dict[str, Any]:
     """Settings of a server with the certificate of an authority, which is `ca.pem` in the folder."""
     authority = trustme.CA()
