@@ -5,9 +5,9 @@
 //! | [`allocation`] | fallible allocations, compared with the memory that the process may have |
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
-//! | [`mistake`] | mistakes that tests plant |
 //! | [`fork`] | sockets and locked files that forked children do not keep |
 //! | [`host`] | time, pauses and threads of the machine, or of a simulated world |
+//! | [`planted`] | mistakes that tests plant |
 //! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |
 //! | [`words`] | values in messages, in the notation of Python and TOML |
@@ -18,7 +18,7 @@ pub mod error;
 pub mod fork;
 pub mod histogram;
 pub mod host;
-pub mod mistake;
+pub mod planted;
 pub mod random;
 pub mod sync;
 pub mod wait;

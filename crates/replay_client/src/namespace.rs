@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-use replay_core::cause::{OutdatedWriter, TableWait, WaitReason};
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, ReplyBody};
 
@@ -53,22 +53,7 @@ impl Namespace {
 
     /// A server's reason of a wait with short names.
     fn reason(&self, reason: &WaitReason) -> WaitReason {
-        let short = |name: &String| self.short(name).unwrap_or(name).to_owned();
-        match reason {
-            WaitReason::Table(wait) => WaitReason::Table(TableWait { table: short(&wait.table), ..wait.clone() }),
-            WaitReason::Outdated(wait) => WaitReason::Outdated(OutdatedWriter {
-                table: short(&wait.table),
-                writer: short(&wait.writer),
-                parameters: short(&wait.parameters),
-                ..wait.clone()
-            }),
-            WaitReason::Other(sentence) => WaitReason::Other(self.message(sentence)),
-            WaitReason::ForWriters(table, sentence) => {
-                WaitReason::ForWriters(self.message(table), self.message(sentence))
-            }
-            WaitReason::AtServer(server, reason) => WaitReason::AtServer(server.clone(), Box::new(self.reason(reason))),
-            other => other.clone(),
-        }
+        reason.map(|sentence| self.message(sentence), |table| self.short(table).unwrap_or(table).to_owned())
     }
 
     /// A server's error with short names.
@@ -219,7 +204,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use replay_core::cause::Cause;
     use replay_core::replay::{ListedParameters, Listing};
 
     fn namespace() -> Namespace {
@@ -243,9 +227,8 @@ mod tests {
     fn errors_keep_their_kind_and_lose_the_namespace() {
         let short = |error| namespace().error(error);
         for (table, of) in [("run-7/t", "t"), ("run-70/t", "run-70/t")] {
-            let deadline = short(Error::deadline(WaitReason::at(table, Cause::Emptied)));
-            let emptied = WaitReason::at(of, Cause::Emptied);
-            assert_eq!(deadline.waited_for(), Some(&emptied));
+            let wait = |table| WaitReason::for_writers(table, format!("table {table:?} is empty"));
+            assert_eq!(short(Error::deadline(wait(table))).waited_for(), Some(&wait(of)));
         }
         let deadline = short(Error::deadline("items of table \"run-7/t\""));
         assert_eq!(deadline.waited_for(), Some(&"items of table \"t\"".into()));
@@ -292,9 +275,9 @@ mod tests {
         assert!(matches!(limited(listing), ReplyBody::Listing(inside) if inside.parameters == [listed("policy")]));
         let corrupt = ReplyBody::Corrupt(Some("run-7/actor 1".into()));
         assert!(matches!(limited(corrupt), ReplyBody::Corrupt(Some(writer)) if writer == "actor 1"));
-        let waiting = ReplyBody::Waiting(WaitReason::at("run-7/t", Cause::Emptied));
-        let emptied = WaitReason::at("t", Cause::Emptied);
-        assert!(matches!(limited(waiting), ReplyBody::Waiting(reason) if reason == emptied));
+        let wait = |table| WaitReason::for_writers(table, format!("table {table:?} is empty"));
+        let waiting = ReplyBody::Waiting(wait("run-7/t"));
+        assert!(matches!(limited(waiting), ReplyBody::Waiting(reason) if reason == wait("t")));
         let unknown = ReplyBody::Error {
             code: ErrorCode::UnknownTable,
             message: r#"no table "run-7/u"; there are "two/t""#.into(),

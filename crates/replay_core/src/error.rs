@@ -5,7 +5,7 @@ use base::error::{OsError, TooLarge};
 use base::wait::Interrupted;
 use base::words::Number;
 
-use crate::cause::WaitReason;
+use crate::wait_reason::WaitReason;
 
 /// An error of the memory. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]

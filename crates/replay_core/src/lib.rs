@@ -8,8 +8,7 @@
 //! | | **interface** |
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
-//! | [`error`] | the error enum |
-//! | [`cause`] | reasons of waits |
+//! | [`error`], [`wait_reason`] | the error enum; the reason of a wait |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
 //! | [`local`] | `Replay` in this process |
@@ -42,7 +41,6 @@
 //! | [`memory_hints`] | prefetching, huge pages |
 
 pub mod budget;
-pub mod cause;
 pub mod chunk;
 pub mod codec;
 pub mod difference;
@@ -72,6 +70,7 @@ pub mod sync;
 pub mod table;
 pub mod view;
 pub mod view_spec;
+pub mod wait_reason;
 pub mod writer;
 
 pub use error::{Error, Result};

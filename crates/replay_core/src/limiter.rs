@@ -19,38 +19,15 @@
 //!
 //! Concurrent pushes and samples see each other's counts, and no count carries over a reset.
 
-use crate::cause::Cause;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
 
-/// Result of an attempt; `Err` is the cause of the wait.
-pub type Outcome<T> = std::result::Result<T, Cause>;
+/// Result of an attempt; `Err` is the reason of the wait, without the table before it.
+pub type Outcome<T> = std::result::Result<T, String>;
 
 /// Rounding of `samples_per_insert * inserted` must not delay a sample by a whole item.
 const TOLERANCE: f64 = 1e-6;
-
-/// A count of 48 bits under an epoch of 16 bits. `reset` starts a new epoch, which makes credits of the
-/// old one void.
-#[derive(Clone, Copy, PartialEq)]
-struct Count(u64);
-
-impl Count {
-    fn epoch(self) -> u64 {
-        self.0 >> 48
-    }
-    fn items(self) -> u64 {
-        self.0 & ((1 << 48) - 1)
-    }
-    fn next_epoch(self) -> Count {
-        Count((self.epoch() + 1) << 48)
-    }
-}
-
-/// Increment of the ended pushes in `Limiter::inserting` (ABA guard): without it, an admission could miss that another push began,
-/// was counted and ended since it read the counts.
-const ENDED: u64 = 1 << 40;
 
 /// Samples that were admitted and may be given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,26 +54,37 @@ pub struct Inserting<'a> {
 
 impl Drop for Inserting<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the Acquire in `admit_insert`.
-        let ended = fault::weakened(Fault::EarlyEnd, Ordering::Release);
-        let push = if fault::injected(Fault::ForgottenEnd) { 0 } else { ENDED };
-        self.limiter.inserting.fetch_add(push.wrapping_sub(self.items), ended);
+        if self.items > 0 {
+            lock(&self.limiter.counts).inserting -= self.items;
+        }
     }
 }
 
-/// The rate limiter of one table. Neither side locks; inserts are counted under the table's insert lock.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    /// Resets so far: samples admitted before one cannot be given back after it.
+    epoch: u64,
+    inserted: u64,
+    /// Items of pushes that are admitted and not counted yet.
+    inserting: u64,
+    sampled: u64,
+}
+
+impl Counts {
+    fn sample(&mut self, items: u32) -> Admitted {
+        self.sampled += u64::from(items);
+        Admitted { epoch: self.epoch, items }
+    }
+}
+
+/// The rate limiter of one table. Its lock is held for a few instructions.
 #[derive(Debug)]
 pub struct Limiter {
     table: String,
     samples_per_insert: f64,
     slack: f64,
     min_size: u64,
-    /// Written only under the insert lock.
-    inserted: AtomicU64,
-    /// Lower 40 bits: items of pushes that are admitted and not yet counted, so that concurrent pushes see each other. Upper 24
-    /// bits: ended pushes, modulo 2^24.
-    inserting: AtomicU64,
-    sampled: AtomicU64,
+    counts: Mutex<Counts>,
 }
 
 impl Limiter {
@@ -107,9 +95,7 @@ impl Limiter {
             samples_per_insert: config.samples_per_insert,
             slack: config.effective_slack(),
             min_size: config.min_size,
-            inserted: AtomicU64::new(0),
-            inserting: AtomicU64::new(0),
-            sampled: AtomicU64::new(0),
+            counts: Mutex::default(),
         }
     }
 
@@ -119,38 +105,30 @@ impl Limiter {
     }
 
     /// Admits a push of `items` items to a table of `live` ones; `unread` is the most items ahead of the samples before it. `Err`
-    /// is the cause of the wait. Pushes without items and `needed` pushes are always admitted.
+    /// is the reason of the wait. Pushes without items and `needed` pushes are always admitted.
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool, unread: f64) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
-        let mut refused = None;
-        let admit = |word: u64| {
-            let ahead = word & (ENDED - 1);
-            let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
-            let sampled = Count(self.sampled.load(Ordering::Relaxed)).items();
-            let lead = self.lead(inserted, sampled);
-            let over = lead + self.samples_per_insert - (self.centre() + self.slack);
-            let over = over.max(lead - self.samples_per_insert * unread);
-            let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
-            refused = (!passes).then_some((inserted, sampled, over));
-            passes.then_some(word + items)
-        };
-        // Acquire: pairs with the Release in the drop of `Inserting`. Items of an ended push are then visible in `inserted`.
-        let _ = self.inserting.fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
-        match refused {
-            None => Ok(Inserting { limiter: self, items }),
-            Some((inserted, sampled, missing)) => Err(Cause::Samples {
-                sampled,
-                inserted,
-                missing,
-                samples_per_insert: self.samples_per_insert,
-                slack: self.slack,
-            }),
+        if items == 0 {
+            return Ok(Inserting { limiter: self, items });
         }
+        let mut counts = lock(&self.counts);
+        let (inserted, sampled) = (counts.inserted + counts.inserting, counts.sampled);
+        let lead = self.lead(inserted, sampled);
+        let missing = self.excess(lead).max(lead - self.samples_per_insert * unread);
+        if needed || missing <= TOLERANCE || live + counts.inserting < self.min_size {
+            counts.inserting += items;
+            return Ok(Inserting { limiter: self, items });
+        }
+        Err(format!(
+            "{}; the next insert waits for its readers to sample {} more",
+            self.state(inserted, sampled),
+            missing.ceil()
+        ))
     }
 
-    /// Counts inserted items. Only under the table's insert lock.
+    /// Counts inserted items.
     pub fn count_insert(&self, items: u64) {
-        self.inserted.fetch_add(items, Ordering::Relaxed);
+        lock(&self.counts).inserted += items;
     }
 
     /// Checks that a sample of `wanted` items can be admitted eventually, whatever the order of pushes.
@@ -173,92 +151,57 @@ impl Limiter {
         )))
     }
 
-    /// Admits a sample of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` is the cause of
-    /// the wait.
+    /// Admits a sample of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` is the reason of the wait.
     pub fn admit_sample(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
-            return Err(Cause::MinSize { live, min_size: self.min_size });
+            let min_size = self.min_size;
+            return Err(format!("holds {live} items of the {min_size} that min_size asks for; waiting for writers"));
         }
-        self.admit(wanted, if short { 1 } else { wanted })
+        let mut counts = lock(&self.counts);
+        let allowed = self.allowance(&counts);
+        if allowed >= f64::from(if short { 1 } else { wanted }) {
+            return Ok(counts.sample(wanted.min(allowed as u32)));
+        }
+        let missing = (f64::from(wanted) - allowed) / self.samples_per_insert;
+        Err(format!(
+            "{}; a sample of {wanted} waits for writers to insert {} more",
+            self.state(counts.inserted, counts.sampled),
+            missing.ceil().max(1.0)
+        ))
     }
 
-    /// Admits up to `most` samples of a reader of several memories, perhaps none. It counts `min_size` over all of them, and nothing is
-    /// taken without a ratio.
+    /// Admits up to `most` samples for a part of a batch from several memories, perhaps none. The client checks `min_size` over all of
+    /// them. Without a ratio nothing is taken.
     pub fn admit_up_to(&self, most: u32) -> Admitted {
         let most = if self.limits_ratio() { most } else { 0 };
-        // Between two epochs there is nothing to take.
-        self.admit(most, 0).unwrap_or(Admitted { epoch: 0, items: 0 })
-    }
-
-    fn admit(&self, wanted: u32, least: u32) -> Outcome<Admitted> {
-        let mut outcome = Err(Cause::Emptied);
-        let admit = |seen: u64| {
-            outcome = self.grant(Count(seen), wanted, least);
-            let admitted = outcome.as_ref().ok()?;
-            Some(seen + u64::from(admitted.items))
-        };
-        // The refusal is in `outcome`.
-        let _ = self.sampled.fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
-        outcome
-    }
-
-    /// The part of a sample that the counts allow, if it has at least so many items.
-    fn grant(&self, sampled: Count, wanted: u32, least: u32) -> Outcome<Admitted> {
-        // Pairs with the Release stores of `restart`: equal epochs mean that both counts are of one epoch.
-        let inserted = Count(self.inserted.load(Ordering::Acquire));
-        if inserted.epoch() != sampled.epoch() && !fault::injected(Fault::MixedEpochs) {
-            return Err(Cause::Emptied);
-        }
-        let items = match self.allowance(inserted.items(), sampled.items()) {
-            None => wanted,
-            Some(allowed) if allowed >= f64::from(least) => wanted.min(allowed as u32),
-            Some(allowed) => {
-                return Err(Cause::Inserts {
-                    sampled: sampled.items(),
-                    inserted: inserted.items(),
-                    wanted,
-                    missing: f64::from(wanted) - allowed,
-                    samples_per_insert: self.samples_per_insert,
-                    slack: self.slack,
-                });
-            }
-        };
-        Ok(Admitted { epoch: sampled.epoch(), items })
+        let mut counts = lock(&self.counts);
+        let allowed = self.allowance(&counts);
+        counts.sample(most.min(allowed as u32))
     }
 
     /// Takes back samples that were not delivered; those from before a `reset` are void.
     pub fn give_back(&self, admitted: Admitted) {
-        let undo = |now: u64| {
-            let ours = Count(now).epoch() == admitted.epoch || fault::injected(Fault::ForeignCredit);
-            ours.then(|| now.wrapping_sub(u64::from(admitted.items)))
-        };
-        // `Err`: the samples are from before a reset.
-        let _ = self.sampled.fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
+        if admitted.items > 0 {
+            let mut counts = lock(&self.counts);
+            if counts.epoch == admitted.epoch {
+                counts.sampled -= u64::from(admitted.items);
+            }
+        }
     }
 
-    /// Resets both counts to zero. Only under the table's insert lock.
+    /// Resets both counts to zero.
     pub fn reset(&self) {
         self.restart(0, 0);
     }
 
-    /// Starts a new epoch with these counts. Only under the table's insert lock.
     fn restart(&self, inserted: u64, sampled: u64) {
-        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
-        // `sampled` first: a sample that mixes the epochs sees that they differ (Acquire loads in `admit_sample` and `grant`), and
-        // one that read both before fails its compare-and-exchange.
-        // A swap instead of a store: loom does not order a store among concurrent exchanges.
-        self.sampled.swap(epoch | sampled, Ordering::Release);
-        self.inserted.store(epoch | inserted, Ordering::Release);
+        let mut counts = lock(&self.counts);
+        *counts = Counts { epoch: counts.epoch + 1, inserted, sampled, ..*counts };
     }
 
     /// Continues the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). If they differ
     /// from this limiter's, the count of samples is clamped so that neither side is further ahead than this limiter allows.
-    /// Only under the table's insert lock.
-    ///
-    /// # Panics
-    /// With debug assertions, for counts of more than 48 bits.
     pub fn go_on_from(&self, inserted: u64, sampled: u64, settings: (f64, f64, u64)) {
-        debug_assert!(inserted < 1 << 48 && sampled < 1 << 48);
         let same = settings == (self.samples_per_insert, self.slack, self.min_size);
         let sampled = if same || !self.limits_ratio() {
             sampled
@@ -273,19 +216,18 @@ impl Limiter {
     /// Whether a table of `live` items makes pushes wait for samples.
     pub fn holds_inserts(&self, live: u64) -> bool {
         let (sampled, inserted) = self.counts();
-        let over = self.lead(inserted, sampled) + self.samples_per_insert - (self.centre() + self.slack);
-        self.limits_ratio() && over > TOLERANCE && live >= self.min_size
+        self.limits_ratio() && self.excess(self.lead(inserted, sampled)) > TOLERANCE && live >= self.min_size
     }
 
     /// Items that may be sampled now: infinite without a ratio.
     pub fn allowed(&self) -> f64 {
-        let (sampled, inserted) = self.counts();
-        self.allowance(inserted, sampled).unwrap_or(f64::INFINITY)
+        self.allowance(&lock(&self.counts))
     }
 
     /// Items sampled and items inserted since the last reset.
     pub fn counts(&self) -> (u64, u64) {
-        (Count(self.sampled.load(Ordering::Relaxed)).items(), Count(self.inserted.load(Ordering::Relaxed)).items())
+        let counts = lock(&self.counts);
+        (counts.sampled, counts.inserted)
     }
 
     /// How far inserts are ahead of samples, in sampled items.
@@ -293,40 +235,47 @@ impl Limiter {
         self.samples_per_insert * inserted as f64 - sampled as f64
     }
 
+    /// Sampled items by which one more insert would be too far ahead.
+    fn excess(&self, lead: f64) -> f64 {
+        lead + self.samples_per_insert - (self.centre() + self.slack)
+    }
+
     fn centre(&self) -> f64 {
         self.samples_per_insert * self.min_size as f64
     }
 
-    /// Items that may be sampled now; `None` is any number.
-    fn allowance(&self, inserted: u64, sampled: u64) -> Option<f64> {
-        base::planted!(LooseLimiter => return None);
-        self.limits_ratio()
-            .then(|| (self.lead(inserted, sampled) - (self.centre() - self.slack) + TOLERANCE).floor().max(0.0))
+    fn allowance(&self, counts: &Counts) -> f64 {
+        if !self.limits_ratio() || base::planted!(LooseLimiter) {
+            return f64::INFINITY;
+        }
+        let lead = self.lead(counts.inserted, counts.sampled);
+        (lead - (self.centre() - self.slack) + TOLERANCE).floor().max(0.0)
+    }
+
+    fn state(&self, inserted: u64, sampled: u64) -> String {
+        format!(
+            "has {sampled} items sampled for {inserted} inserted, at samples_per_insert {} and slack {}",
+            self.samples_per_insert, self.slack
+        )
     }
 }
 
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
-    use crate::cause::WaitReason;
 
     fn limiter(samples_per_insert: f64, slack: f64, min_size: u64) -> Limiter {
         Limiter::new(&TableConfig { samples_per_insert, slack, min_size, ..TableConfig::new("t", Vec::new(), 1000) })
     }
 
-    /// The sentence of a wait for the limiter.
-    fn text(cause: Cause) -> String {
-        WaitReason::at("t", cause).to_string()
-    }
-
     fn insert(l: &Limiter, live: u64) -> std::result::Result<(), String> {
         let admitted = l.admit_insert(live, 1, false, f64::INFINITY);
-        admitted.map(drop).map_err(text)
+        admitted.map(drop)
     }
 
     fn sample(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
         let admitted = l.admit_sample(live, n, false);
-        admitted.map(|a| a.items).map_err(text)
+        admitted.map(|a| a.items)
     }
 
     #[test]

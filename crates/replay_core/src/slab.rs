@@ -24,8 +24,8 @@ use std::ops::Deref;
 
 use crate::free_slots::FreeSlots;
 use crate::memory_hints::prefetch;
-use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, UnsafeCell, fence};
+use base::planted;
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
@@ -106,7 +106,7 @@ impl<T> Slab<T> {
     pub fn pin(&self, handle: Handle) -> Option<Pinned<'_, T>> {
         let slot = self.slots.get(handle.slot as usize)?;
         let count = |word| (is_live(word, handle) && word & PINS != PINS).then(|| word + 1);
-        if fault::injected(Fault::LateCount) {
+        if planted!(LateCount) {
             count(slot.word.load(Ordering::Relaxed))?;
             slot.word.fetch_add(1, Ordering::Acquire);
         } else {
@@ -139,7 +139,7 @@ impl<T> Slab<T> {
         let Ok(word) = ended else {
             return false;
         };
-        if word & PINS <= base::planted!(FreedPin).into() {
+        if word & PINS <= planted!(FreedPin).into() {
             // SAFETY: the word says that the slot is neither live nor pinned, and only the thread whose exchange did
             // that reaches this line.
             unsafe { self.release(handle.slot) };
@@ -168,7 +168,7 @@ impl<T> Slab<T> {
     unsafe fn release(&self, index: u32) {
         let slot = &self.slots[index as usize];
         // The mistake would free what a pin refers to: its value stays allocated.
-        if !base::planted!(FreedPin) {
+        if !planted!(FreedPin) {
             slot.value.with_mut(|cell| {
                 // SAFETY: the caller has the value to itself.
                 unsafe { (*cell).assume_init_drop() };

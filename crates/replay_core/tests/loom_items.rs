@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
+use base::planted::plant;
 use replay_core::slab::{Handle, Slab};
-use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread;
 use replay_core::table::ids::{IdSpace, ItemId};
 use replay_core::table::items::{Claim, ItemRows, Items};
@@ -110,28 +110,28 @@ fn what_a_sample_takes_is_all_of_the_sampled_item() {
 #[test]
 #[should_panic = "of another item"]
 fn metadata_in_no_order_are_found() {
-    inject(Fault::UnorderedMetadata);
+    plant(Some("UnorderedMetadata"));
     a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "of another item"]
 fn a_pin_without_the_check_after_it_is_found() {
-    inject(Fault::UnconfirmedPin);
+    plant(Some("UnconfirmedPin"));
     a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "of another item"]
 fn a_relaxed_publication_is_found() {
-    inject(Fault::RelaxedPublication);
+    plant(Some("RelaxedPublication"));
     a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "samples of another item"]
 fn a_claim_that_counts_for_the_newcomer_is_found() {
-    inject(Fault::ForeignClaim);
+    plant(Some("ForeignClaim"));
     a_slot_is_reused_under_a_sample();
 }
 
@@ -186,7 +186,7 @@ fn mass_is_seen_by_who_reserves_a_sample() {
 #[test]
 #[should_panic = "a sample without mass"]
 fn samples_that_come_before_their_mass_are_found() {
-    inject(Fault::EarlySamples);
+    plant(Some("EarlySamples"));
     a_reserved_sample_has_its_mass();
 }
 
@@ -217,6 +217,6 @@ fn mass_that_a_batch_may_give_back_is_not_missed() {
 #[test]
 #[should_panic = "the batch has the mass"]
 fn a_batch_that_begins_between_the_looks_is_found() {
-    inject(Fault::OneLook);
+    plant(Some("OneLook"));
     a_batch_is_undone();
 }

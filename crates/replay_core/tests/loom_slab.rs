@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use base::planted::plant;
 use replay_core::slab::{Handle, Slab};
-use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{Ordering, UnsafeCell, thread};
 
 /// Loom switches away from a thread that could continue at most this often in one execution. Every ordering and every
@@ -100,7 +100,7 @@ fn a_pinned_value_outlives_its_slot() {
 #[test]
 #[should_panic = "read another value"]
 fn a_pin_counted_after_the_look_is_found() {
-    inject(Fault::LateCount);
+    plant(Some("LateCount"));
     a_pin_keeps_the_value();
 }
 

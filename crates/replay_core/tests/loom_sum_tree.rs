@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
+use base::planted::plant;
 use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
-use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{Ordering, UnsafeCell, thread};
 
 type Tree = SumTree<2>;
@@ -165,7 +165,7 @@ fn at_rest_every_sum_is_the_sum_of_its_children() {
 #[test]
 #[should_panic = "its children's"]
 fn a_lost_delta_is_found() {
-    inject(Fault::LostDelta);
+    plant(Some("LostDelta"));
     sums_are_conserved();
 }
 
@@ -177,7 +177,7 @@ fn metadata_is_seen_by_who_samples_the_leaf() {
 #[test]
 #[should_panic = "Causality violation"]
 fn a_relaxed_publication_is_found() {
-    inject(Fault::RelaxedPublication);
+    plant(Some("RelaxedPublication"));
     a_sampled_leaf_is_published();
 }
 
@@ -204,7 +204,7 @@ fn a_sample_returns_the_total_of_its_leaves() {
 #[test]
 #[should_panic = "a leaf of no total"]
 fn a_total_of_before_the_restart_is_found() {
-    inject(Fault::StaleTotal);
+    plant(Some("StaleTotal"));
     mass_arrives_during_a_sample();
 }
 
@@ -216,7 +216,7 @@ fn an_update_of_an_evicted_item_does_not_hit_the_newcomer() {
 #[test]
 #[should_panic = "its children's"]
 fn a_blind_update_is_found() {
-    inject(Fault::BlindUpdate);
+    plant(Some("BlindUpdate"));
     a_late_update_fails();
 }
 

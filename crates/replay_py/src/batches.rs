@@ -13,9 +13,9 @@ use pyo3::{PyTraverseError, PyVisit};
 use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_core::importance;
 use replay_core::replay::{Replay, SampleChannel};
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;

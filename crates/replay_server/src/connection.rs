@@ -29,9 +29,9 @@ use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::{NumberedTable, NumberedTables, Service};
 use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, WriterOpened};
 use replay_core::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
 use replay_link::stack::{Stack, until};
@@ -245,7 +245,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, WaitReason::ReceiveMemory, quota.reserve(header)).await;
+        let reservation = self.unread_until(replies, quota::RECEIVE_MEMORY, quota.reserve(header)).await;
         // Starts after the reservation, which may have waited for other connections' pushes.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;

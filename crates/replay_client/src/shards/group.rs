@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use base::host;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_core::replay::{PartState, Replay, SampledItem};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
@@ -229,7 +228,8 @@ pub fn at(name: &str, error: Error) -> Error {
     match error {
         Error::Remote { code, message } => Error::Remote { code, message: here(message) },
         Error::RemoteDeadline { waited_for } => {
-            Error::RemoteDeadline { waited_for: Box::new(WaitReason::AtServer(name.to_owned(), waited_for)) }
+            let waited_for = waited_for.map(|sentence| format!("{name}: {sentence}"), str::to_owned);
+            Error::RemoteDeadline { waited_for: Box::new(waited_for) }
         }
         Error::Wire(replay_wire::Error::Authentication(reason)) => Error::authentication(here(reason)),
         Error::Wire(replay_wire::Error::Protocol(reason)) => Error::protocol(here(reason)),

@@ -17,8 +17,8 @@ use super::partial::{PartialBatch, Seen};
 use base::host;
 use base::random::random_number;
 use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 

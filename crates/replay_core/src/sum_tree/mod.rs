@@ -43,9 +43,9 @@ mod sample;
 mod vector;
 
 use crate::error::{Error, Result};
-use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use base::error::check_size;
+use base::planted;
 use leaf::Leaf;
 use node::{ChildSums, Level, Node};
 
@@ -188,7 +188,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let units = units.min(Self::MAX_UNITS);
         // Release: pairs with the Acquire fences of `descend` and `scan`. Later changes of the word are
         // read-modify-writes, which carry this release on.
-        let publication = fault::weakened(Fault::RelaxedPublication, Ordering::Release);
+        let publication = if planted!(RelaxedPublication) { Ordering::Relaxed } else { Ordering::Release };
         let dead = Leaf::from_word(word.fetch_add(Leaf::birth(units), publication));
         assert!(!dead.is_live(), "activate: slot {slot} is live");
         self.spread(slot, units);
@@ -319,7 +319,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 return None;
             }
             let new = change(old);
-            if fault::injected(Fault::BlindUpdate) {
+            if planted!(BlindUpdate) {
                 word.store(new.word(), Ordering::Release);
                 return Some((old, new));
             }
@@ -346,7 +346,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let mut index = slot as usize;
         for (height, level) in self.levels.iter().enumerate().skip(1) {
             index >>= Self::CHILD_BITS;
-            if fault::injected(Fault::LostDelta) && height == 1 {
+            if planted!(LostDelta) && height == 1 {
                 continue;
             }
             self.add(level, index, difference);

@@ -4,8 +4,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use crate::sync::fault::{self, Fault};
 use crate::sync::{Ordering, fence};
+use base::planted;
 
 use super::SumTree;
 use super::leaf::Leaf;
@@ -59,7 +59,7 @@ impl Strata {
         targets.clear();
         targets.extend((0..count).map(|stratum| {
             let target = (f64::from(stratum) + self.0.random::<f64>()) / strata;
-            base::planted!(SkewedSample => return 0.9 * target);
+            planted!(SkewedSample => return 0.9 * target);
             // Rounding may reach 1, which is outside.
             target.min(1.0 - f64::EPSILON)
         }));
@@ -110,7 +110,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             missed.iter_mut().for_each(|target| *target = another_target(*target));
             let now = self.total();
             missed = self.descend(&missed, now, out);
-            if total == 0 && !fault::injected(Fault::StaleTotal) {
+            if total == 0 && !planted!(StaleTotal) {
                 total = now;
             }
         }

@@ -1,11 +1,10 @@
 //! Atomics, locks, events and cells, from `std` and event-listener. With a cargo feature they come from a model checker:
 //!
 //! - `loom` runs a model under every interleaving and every value that weak memory allows. It is for the lock-free modules `sum_tree`,
-//!   `slab`, `limiter` and `table::items`; the rest of the crate compiles with it, on std's locks.
+//!   `slab` and `table::items`; the rest of the crate compiles with it, on std's locks.
 //! - `shuttle` runs whole tables under random schedules, each atomic access being a point where another thread may go on. It takes all
 //!   accesses as sequentially consistent.
 
-pub mod fault;
 #[cfg(feature = "shuttle")]
 mod for_shuttle;
 

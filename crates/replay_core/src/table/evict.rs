@@ -1,7 +1,6 @@
 //! Eviction of the oldest chunks, by steps, bytes and items. Under the insert lock chunks leave the order of
 //! arrival and their items die; the chunks themselves are dropped after it is released.
 
-use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
 use crate::slab::Handle;
@@ -25,16 +24,21 @@ pub const EVICTED_AT_ONCE: usize = 64;
 
 impl Table {
     /// Evicts the oldest chunks until the push fits, at most [`EVICTED_AT_ONCE`] of them. `false`: the caller drops `evicted`
-    /// and tries again. `Err` is the cause of the wait.
+    /// and tries again. `Err` is the reason of the wait.
     pub(super) fn make_room(&self, arrivals: &mut Arrivals, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
         // Evicted chunks whose blobs readers hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(arrivals.bytes);
         let waits = pinned > self.held.limit / HELD_BY_READERS;
         let used = if waits { push.bytes } else { pinned + push.bytes };
-        let pinned_bytes =
-            |used: u64| Cause::PinnedBytes { pinned, missing: used - self.held.limit, capacity_bytes: self.held.limit };
-        if pinned + push.bytes > self.held.limit {
-            return Err(pinned_bytes(pinned + push.bytes));
+        let limit = self.held.limit;
+        let wait = |bytes: u64| {
+            let missing = bytes - limit;
+            format!(
+                "has {pinned} of its {limit} bytes in evicted chunks that readers still hold; waiting for them to let go of {missing}"
+            )
+        };
+        if pinned + push.bytes > limit {
+            return Err(wait(pinned + push.bytes));
         }
         let items = push.items.len();
         while arrivals.steps + push.rows > self.config.capacity
@@ -45,15 +49,15 @@ impl Table {
                 return Ok(false);
             }
             let Some((handle, oldest)) = arrivals.pop(&self.chunks) else {
-                return Err(Cause::LastItems);
+                return Err("waits for readers that are taking its last items".to_owned());
             };
             self.end_items(&oldest);
             evicted.push(handle);
         }
         self.arrivals.first.store(arrivals.first, Ordering::Relaxed);
         let bytes = arrivals.bytes + pinned + push.bytes;
-        if waits && bytes > self.held.limit {
-            return Err(pinned_bytes(bytes));
+        if waits && bytes > limit {
+            return Err(wait(bytes));
         }
         // Evicted chunks count until they are dropped, after the lock is released.
         Ok(self.held.bytes() + push.bytes <= self.held.limit)

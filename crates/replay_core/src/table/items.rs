@@ -15,8 +15,8 @@ use crate::free_slots::FreeSlots;
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
-use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
+use base::planted;
 
 use super::ids::{IdSpace, ItemId, RestoredIds};
 
@@ -167,7 +167,7 @@ impl Items {
         let lifetime = (words.samples.load(Ordering::Relaxed) >> 32) as u32;
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
-        if !fault::injected(Fault::UnorderedMetadata) {
+        if !planted!(UnorderedMetadata) {
             fence(Ordering::Release);
         }
         words.oldest.store(oldest.to_bits(), Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl Items {
         // After activation: counted samples have mass in the tree. Pairs with the Acquire in `reserve_samples`.
         self.samples_left.fetch_add(
             i64::from(self.max_times_sampled.saturating_sub(sampled)),
-            fault::weakened(Fault::EarlySamples, Ordering::Release),
+            if planted!(EarlySamples) { Ordering::Relaxed } else { Ordering::Release },
         );
         Some(ItemId { slot, generation })
     }
@@ -207,7 +207,7 @@ impl Items {
 
     /// Whether the item was live after everything that this thread has loaded so far.
     pub fn confirm(&self, id: ItemId) -> bool {
-        fault::injected(Fault::UnconfirmedPin) || self.tree.is_live(id.slot, id.generation)
+        planted!(UnconfirmedPin) || self.tree.is_live(id.slot, id.generation)
     }
 
     /// The id of an item outside this table.
@@ -246,7 +246,7 @@ impl Items {
         }
         // Pairs with the Release fence in `begin_batch`: if a batch has taken the mass since, its beginning is seen.
         fence(Ordering::Acquire);
-        fault::injected(Fault::OneLook) || self.batches.load(Ordering::Relaxed) == batches
+        planted!(OneLook) || self.batches.load(Ordering::Relaxed) == batches
     }
 
     /// Announces a batch of claims.
@@ -298,7 +298,7 @@ impl Items {
             0 => CLOSED,
             n => u64::from(n),
         };
-        let ours = |word: u64| word >> 32 == u64::from(metadata.lifetime) || fault::injected(Fault::ForeignClaim);
+        let ours = |word: u64| word >> 32 == u64::from(metadata.lifetime) || planted!(ForeignClaim);
         let count = |word: u64| {
             (ours(word) && word & CLOSED < most)
                 .then(|| word + 1)

@@ -49,7 +49,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::budget::Reservation;
-use crate::cause::{Cause, WaitReason};
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -73,8 +72,7 @@ use max_priority::MaxPriority;
 use samplers::ItemSampler;
 use stored::{Chunks, Held};
 
-/// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, and that an update
-/// locks the largest priority that it raises. Pushes share one short lock.
+/// A named replay memory. [`push`] lists the locks.
 pub struct Table {
     config: Arc<TableConfig>,
     format: RowFormat,
@@ -163,11 +161,6 @@ impl Table {
             parameters,
             config: Arc::new(config),
         })
-    }
-
-    /// An attempt that waits for this cause.
-    fn blocked<T>(&self, cause: Cause) -> Attempt<T> {
-        Attempt::Blocked(WaitReason::at(&self.config.name, cause))
     }
 
     /// The definition.

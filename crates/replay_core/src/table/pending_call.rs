@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use crate::cause::WaitReason;
 use crate::error::{Error, Result};
+use crate::wait_reason::WaitReason;
 use base::wait::Wait;
 
 use super::Turn;
@@ -127,7 +127,6 @@ mod tests {
 
     use super::super::waiting::WaitingLine;
     use super::*;
-    use crate::cause::Cause;
 
     /// A call of a line that is blocked until the clock is at `ready`, in seconds.
     struct Call<'a> {
@@ -173,7 +172,7 @@ mod tests {
                     turn.attempt(line, false, || {
                         Ok(match now >= ready {
                             true => Attempt::Ready(now),
-                            false => Attempt::Blocked(WaitReason::at("t", Cause::Emptied)),
+                            false => Attempt::Blocked("it rains".into()),
                         })
                     })
                 },
@@ -222,7 +221,7 @@ mod tests {
         let Err(Error::Deadline { waited_for }) = call.step() else {
             panic!("its wait is over");
         };
-        assert_eq!(*waited_for, WaitReason::at("t", Cause::Emptied));
+        assert_eq!(*waited_for, "it rains".into());
         assert_eq!(call.attempts, [false, false, true]);
     }
 }

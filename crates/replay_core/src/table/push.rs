@@ -6,16 +6,16 @@
 //!
 //! # Invariant
 //!
-//! Pinning, sampling and updating are lock-free; only samplers with an order of items lock it, and an update
-//! that raises the largest priority locks it. Insert and evict share one short lock for each table, never held over
+//! Pins, samples and updates are lock-free, with three exceptions: the counts of the rate limiter, the order of a sampler that has one,
+//! and the largest priority, where an update raises it. Insert and evict share one short lock for each table, never held over
 //! allocation, free or I/O.
 
-use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::{Push, PushBody};
 use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
+use crate::wait_reason::WaitReason;
 
 use super::arrivals::Arrivals;
 use super::evict::EVICTED_AT_ONCE;
@@ -46,18 +46,20 @@ impl Table {
             return Ok(Attempt::Ready(writer.steps));
         }
         let (passes, waited) = (push.body.items.is_empty(), turn.waits());
-        let lag = self.version_lag(&writer);
-        let attempt = if self.allows(lag) {
-            let apply = || self.catch_panic(|| self.apply(&mut writer, push));
-            turn.attempt(&self.held.pushes, passes, apply)?
-        } else {
-            let reason = || Ok(Attempt::Blocked(self.outdated(&writer)));
-            turn.attempt(&writer.outdated, false, reason)?
+        let parameters = self.parameters_of(&writer);
+        let attempt = match parameters.as_ref().and_then(|parameters| self.outdated(&writer.identity, parameters)) {
+            Some(reason) => turn.attempt(&writer.outdated, false, || Ok(Attempt::Blocked(reason)))?,
+            None => {
+                let apply = || self.catch_panic(|| self.apply(&mut writer, push));
+                turn.attempt(&self.held.pushes, passes, apply)?
+            }
         };
         match &attempt {
             Attempt::Ready(_) => {
                 writer.count_wait(turn.waited());
-                lag.inspect(|lag| self.counters.version_lag.record(*lag));
+                if let Some((_, version, newest)) = parameters {
+                    self.counters.version_lag.record(newest.saturating_sub(version));
+                }
             }
             Attempt::Blocked(_) if waited => turn.count_once(&self.counters.blocked_pushes),
             Attempt::Blocked(_) => {}
@@ -67,46 +69,43 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Version lag of a writer's parameters; a writer without any counts as version 0. `None` if the lag is neither limited nor
-    /// known.
-    fn version_lag(&self, writer: &TableWriter) -> Option<u64> {
+    /// Name, version and newest version of a writer's parameters; a writer without any counts as version 0 of those with the highest
+    /// version. `None` if the lag is neither limited nor known.
+    fn parameters_of(&self, writer: &TableWriter) -> Option<(String, u64, u64)> {
         match &writer.parameters {
-            Some((name, version)) => Some(self.parameters.version(name).saturating_sub(*version)),
+            Some((name, version)) => Some((name.clone(), *version, self.parameters.version(name))),
             None if self.config.max_version_lag == 0 => None,
-            None => Some(self.parameters.highest_version().map_or(0, |(_, version)| version)),
+            None => {
+                let (name, newest) = self.parameters.highest_version().unwrap_or_default();
+                Some((name, 0, newest))
+            }
         }
     }
 
-    /// Whether the parameters of a writer with this lag are recent enough.
-    fn allows(&self, lag: Option<u64>) -> bool {
+    /// The reason of the wait of a writer with these parameters, if they are too old.
+    fn outdated(&self, writer: &WriterIdentity, parameters: &(String, u64, u64)) -> Option<WaitReason> {
+        let (name, version, newest) = parameters;
         let most = self.config.max_version_lag;
-        most == 0 || lag.is_none_or(|lag| lag <= u64::from(most))
-    }
-
-    /// Reason of the wait of a writer whose parameters are too old.
-    fn outdated(&self, writer: &TableWriter) -> WaitReason {
-        let (parameters, version, newest) = match &writer.parameters {
-            Some((name, version)) => (name.clone(), *version, self.parameters.version(name)),
-            None => {
-                let (name, newest) = self.parameters.highest_version().unwrap_or_default();
-                (name, 0, newest)
-            }
+        if most == 0 || newest.saturating_sub(*version) <= u64::from(most) {
+            return None;
+        }
+        let has = match version {
+            0 => format!("has got no parameters, and {name:?} has version {newest}"),
+            _ => format!("makes its steps with version {version} of {name:?}, and version {newest} is the newest"),
         };
-        WaitReason::Outdated(OutdatedWriter {
-            table: self.config.name.clone(),
-            writer: writer.identity.name.clone(),
-            parameters,
-            version,
-            newest,
-            max_version_lag: self.config.max_version_lag,
-        })
+        let (writer, table) = (&writer.name, &self.config.name);
+        let reason = format!(
+            "writer {writer:?} of table {table:?} {has}: with max_version_lag {most} its steps wait until it gets newer ones \
+             (get_parameters with this writer)"
+        );
+        Some(reason.into())
     }
 
     /// Applies the next push of a writer.
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(&push.body, &writer.identity) {
             Ok(inserting) => inserting,
-            Err(cause) => return Ok(self.blocked(cause)),
+            Err(reason) => return Ok(self.blocked_push(&reason)),
         };
         let mut prepared = match self.prepare(writer, &push.body) {
             Ok(prepared) => prepared,
@@ -134,13 +133,13 @@ impl Table {
             match placed {
                 Ok(true) => break,
                 Ok(false) => {}
-                Err(cause) => {
+                Err(reason) => {
                     // Without a notice: it would wake this call itself. Pushes that were refused because of these
                     // items try again at the end of their slice.
                     for handle in prepared.chunks.iter().filter_map(|c| c.handle) {
                         self.chunks.retire(handle);
                     }
-                    return Ok(self.blocked(cause));
+                    return Ok(self.blocked_push(&reason));
                 }
             }
         }
@@ -150,8 +149,12 @@ impl Table {
         Ok(Attempt::Ready(writer.steps))
     }
 
+    fn blocked_push<T>(&self, reason: &str) -> Attempt<T> {
+        Attempt::Blocked(format!("table {:?} {reason}", self.config.name).into())
+    }
+
     /// Asks the rate limiter to admit a push. While a sample waits for more samples than are left, every push is admitted: only
-    /// new items can unblock it. `Err` is the cause of the wait.
+    /// new items can unblock it. `Err` is the reason of the wait.
     fn admit_push(&self, push: &PushBody, writer: &WriterIdentity) -> Outcome<Inserting<'_>> {
         // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
@@ -208,7 +211,9 @@ impl Table {
     /// is in place, and the caller retires those that have a slot.
     pub(super) fn place_chunks(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<()> {
         if !push.chunks.iter_mut().all(|chunk| chunk.enter(&self.chunks)) {
-            return Err(Cause::PinnedChunks);
+            return Err(
+                "has no slot for another chunk beside the evicted ones that samples still pin; waiting for them".into(),
+            );
         }
         push.charge.count(push.bytes);
         for chunk in &mut push.chunks {

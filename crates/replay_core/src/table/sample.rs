@@ -1,4 +1,4 @@
-//! Sampling. A random sample takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item
+//! Sampling. A random sample takes no lock but the rate limiter's: it loads leaf and metadata, pins the chunks, and then confirms that the item
 //! is still live.
 //!
 //! # Invariant
@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::cause::{Cause, TableWait, WaitReason};
 use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
@@ -20,6 +19,7 @@ use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
 use crate::sync::Ordering;
+use crate::wait_reason::WaitReason;
 use base::allocation;
 use base::error::check_size;
 
@@ -86,7 +86,7 @@ struct Drawn {
     total: Total,
 }
 
-/// Steps without an item from which on a waiting sample reports that its writers may drop their windows.
+/// Steps without an item from which on a waiting sample hints that its writers may drop their windows.
 const STEPS_OF_ITEMS: u64 = 100;
 
 impl Table {
@@ -186,23 +186,23 @@ impl Table {
         }
     }
 
-    /// Reason of a sample's wait for the limiter, with the number of steps if none has made an item.
-    fn limited(&self, cause: Cause) -> WaitReason {
+    fn blocked_sample<T>(&self, reason: &str) -> Attempt<T> {
+        let (table, mut hint) = (&self.config.name, String::new());
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        let none = steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
-        WaitReason::Table(TableWait {
-            table: self.config.name.clone(),
-            cause,
-            ahead: 0,
-            steps_without_items: if none { steps } else { 0 },
-        })
+        if steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0 {
+            hint = format!(
+                "; {steps} steps have arrived and made no item: is each the first of an episode (first=True, see \
+                 Writer.dropped_windows), or no episode longer than the burn_in of its view?"
+            );
+        }
+        Attempt::Blocked(WaitReason::for_writers(table, format!("table {table:?} {reason}{hint}")))
     }
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
         let admitted = match self.limiter.admit_sample(live, request.count, short) {
             Ok(admitted) => admitted,
-            Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
+            Err(reason) => return Ok(self.blocked_sample(&reason)),
         };
         let mut batch = Sampling::new(self, request, admitted);
         let wanted = admitted.items;
@@ -215,11 +215,10 @@ impl Table {
                     // A sample that may be short may ask for more than that.
                     self.want_samples(u64::from(wanted).min(self.most_samples()));
                 }
-                return Ok(self.blocked(Cause::SamplesLeft {
-                    left,
-                    wanted,
-                    max_times_sampled: self.config.max_times_sampled,
-                }));
+                return Ok(self.blocked_sample(&format!(
+                    "has {left} samples left of the {wanted} asked for, at max_times_sampled {}; waiting for writers",
+                    self.config.max_times_sampled
+                )));
             }
         }
         let Drawn { live_items, min_probability, .. } = match self.sampler.order() {
@@ -240,7 +239,10 @@ impl Table {
                 let left = self.items.samples_left().max(0) as u64 + u64::from(wanted);
                 self.want_samples(left + u64::from(wanted).saturating_sub(found));
             }
-            return Ok(self.blocked(Cause::Items { found, wanted: request.count }));
+            return Ok(self.blocked_sample(&format!(
+                "has {found} items to sample at the moment of the {} asked for; waiting for writers",
+                request.count
+            )));
         }
         self.want_no_samples();
         Ok(Attempt::Ready(batch.finish(live_items, min_probability)?))

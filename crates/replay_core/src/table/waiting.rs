@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cause::WaitReason;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
+use crate::wait_reason::WaitReason;
 use base::host;
 
 use super::pending_call::Attempt;
@@ -187,8 +187,8 @@ impl Waiting {
     fn ahead_of(&self, place: &Arc<Place>) -> Option<WaitReason> {
         let ahead = self.position(place).filter(|&ahead| ahead > 0)?;
         Some(match &self.reason {
-            Some(first) => first.behind(ahead as u64),
-            None => WaitReason::Ahead(ahead as u64),
+            Some(first) => first.behind(ahead),
+            None => format!("{ahead} earlier calls wait").into(),
         })
     }
 
@@ -238,15 +238,14 @@ mod tests {
     use event_listener::Listener;
 
     use super::*;
-    use crate::cause::Cause;
 
-    const RAIN: &str = "table \"t\" is being emptied";
+    const RAIN: &str = "it rains";
 
     fn blocked(turn: &mut Turn, line: &Arc<WaitingLine>, passes: bool) -> Option<String> {
         let attempt = || {
             Ok(match passes {
                 true => Attempt::Ready(()),
-                false => Attempt::Blocked(WaitReason::at("t", Cause::Emptied)),
+                false => Attempt::Blocked(RAIN.into()),
             })
         };
         match turn.attempt(line, false, attempt).unwrap() {

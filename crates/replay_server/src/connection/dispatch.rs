@@ -14,8 +14,8 @@ use crate::plugin::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, Reader};
 use crate::service::{NumberedTable, Service};
 use base::error::check_size;
-use replay_core::cause::WaitReason;
 use replay_core::table::{Attempt, Turn};
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
 use replay_wire::{Extension, ReplyBody, RequestBody};
 
@@ -125,10 +125,17 @@ fn check_message(message: &Bytes, advice: &'static str) -> Result<()> {
 
 impl From<NoRoom> for WaitReason {
     fn from(full: NoRoom) -> Self {
-        match full {
-            NoRoom::Own(bytes) => WaitReason::OwnReplies(bytes),
-            NoRoom::Role(bytes) => WaitReason::RoleReplies(bytes),
-        }
+        let sentence = match full {
+            NoRoom::Own(bytes) => format!(
+                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of \
+                 --reply-bytes"
+            ),
+            NoRoom::Role(bytes) => format!(
+                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's limit \
+                 (--reply-bytes)"
+            ),
+        };
+        sentence.into()
     }
 }
 

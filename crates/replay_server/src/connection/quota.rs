@@ -6,8 +6,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::receive::{Line, ReceiveBudgets, ReceivePermit};
 use crate::service::NumberedTable;
-use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::{Header, RequestBody};
 
@@ -22,7 +22,13 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 const SMALL_FRAME: u64 = 16 << 10;
 
 /// Reading is paused: the connection has [`MAX_REQUESTS`] unanswered requests.
-pub const ANSWERS: WaitReason = WaitReason::Answers(MAX_REQUESTS as u32);
+pub const ANSWERS: WaitReason =
+    WaitReason::new("the server reads no further request of this connection until it has answered earlier ones");
+
+/// Reading is paused: there is no memory for the next frame.
+pub const RECEIVE_MEMORY: WaitReason = WaitReason::new(
+    "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of --max-frame-bytes",
+);
 
 /// Line of connections that write to several tables, or to a missing one: a frame's table is unknown before the frame is read. No table has
 /// this name.

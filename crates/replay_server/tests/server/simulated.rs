@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use replay_client::tls;
-use replay_core::cause::{Cause, TableWait, WaitReason};
 use replay_core::schema::TableConfig;
+use replay_core::wait_reason::WaitReason;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::{GetParameters, PROTOCOL, PutParameters, ReplyBody, RequestBody};
@@ -119,15 +119,11 @@ fn the_reason_of_a_wait_is_sent_to_the_client() {
             sent.push((reply.id, reason));
         }
         sent.sort_by_key(|(id, _)| *id);
-        let wait = |ahead| {
-            WaitReason::Table(TableWait {
-                table: "steps".into(),
-                cause: Cause::MinSize { live: 0, min_size: 1 },
-                ahead,
-                steps_without_items: 0,
-            })
+        let wait = |ahead: &str| {
+            let cause = "holds 0 items of the 1 that min_size asks for; waiting for writers";
+            WaitReason::for_writers("steps", format!("{ahead}table \"steps\" {cause}"))
         };
-        let both = [(first, wait(0)), (second, wait(1))];
+        let both = [(first, wait("")), (second, wait("1 earlier calls wait: "))];
         assert_eq!(sent, [&both[..1], &both[..1], &both[1..], &both[1..]].concat());
         let (answered, code, _) = client.receive_error().await;
         assert_eq!((answered, code), (second, ErrorCode::Deadline));

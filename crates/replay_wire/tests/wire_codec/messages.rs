@@ -5,10 +5,10 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::view::{NStep, ViewSpec};
+use replay_core::wait_reason::WaitReason;
 use replay_wire::error::ErrorCode;
 use replay_wire::*;
 
@@ -210,55 +210,10 @@ pub enum Answer {
     StepsRead(StepsRead),
 }
 
-fn cause() -> impl Strategy<Value = Cause> {
-    prop_oneof![
-        any::<(u64, u64)>().prop_map(|(live, min_size)| Cause::MinSize { live, min_size }),
-        Just(Cause::Emptied),
-        (any::<(u64, u64, u32)>(), 0.0..9.0, 0.0..9.0, 0.0..9.0).prop_map(
-            |((sampled, inserted, wanted), missing, samples_per_insert, slack)| Cause::Inserts {
-                sampled,
-                inserted,
-                wanted,
-                missing,
-                samples_per_insert,
-                slack,
-            }
-        ),
-        any::<(u64, u32, u32)>()
-            .prop_map(|(left, wanted, max_times_sampled)| { Cause::SamplesLeft { left, wanted, max_times_sampled } }),
-        any::<(u64, u32)>().prop_map(|(found, wanted)| Cause::Items { found, wanted }),
-        (any::<(u64, u64)>(), 0.0..9.0, 0.0..9.0, 0.0..9.0).prop_map(
-            |((sampled, inserted), missing, samples_per_insert, slack)| Cause::Samples {
-                sampled,
-                inserted,
-                missing,
-                samples_per_insert,
-                slack,
-            }
-        ),
-        any::<(u64, u64, u64)>()
-            .prop_map(|(pinned, missing, capacity_bytes)| { Cause::PinnedBytes { pinned, missing, capacity_bytes } }),
-        Just(Cause::PinnedChunks),
-        Just(Cause::LastItems),
-    ]
-}
-
 fn wait_reason() -> impl Strategy<Value = WaitReason> {
     prop_oneof![
-        (".{0,9}", cause(), any::<u64>(), any::<u64>()).prop_map(|(table, cause, ahead, steps_without_items)| {
-            WaitReason::Table(TableWait { table, cause, ahead, steps_without_items })
-        }),
-        (".{0,9}", ".{0,9}", ".{0,9}", any::<(u64, u64, u32)>()).prop_map(
-            |(table, writer, parameters, (version, newest, max_version_lag))| {
-                WaitReason::Outdated(OutdatedWriter { table, writer, parameters, version, newest, max_version_lag })
-            }
-        ),
-        any::<u64>().prop_map(WaitReason::Ahead),
-        any::<u64>().prop_map(WaitReason::OwnReplies),
-        any::<u64>().prop_map(WaitReason::RoleReplies),
-        any::<u32>().prop_map(WaitReason::Answers),
-        Just(WaitReason::ReceiveMemory),
-        any::<String>().prop_map(WaitReason::Other),
+        (".{0,9}", any::<String>()).prop_map(|(table, sentence)| WaitReason::for_writers(&table, sentence)),
+        any::<String>().prop_map(WaitReason::from),
     ]
 }
 

@@ -4,9 +4,9 @@ use super::super::lane::Lane;
 use super::super::merge::min_size;
 use super::super::partial::{PartialBatch, divide};
 use super::ShardedSamples;
-use replay_core::cause::WaitReason;
 use replay_core::replay::PartState;
 use replay_core::sum_tree::MAX_SAMPLES;
+use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
 
 impl ShardedSamples {
@@ -117,6 +117,6 @@ impl ShardedSamples {
     /// The reason of a wait for writers, with the names of all servers.
     pub(super) fn on_servers(&self, reason: String) -> WaitReason {
         let (table, servers) = (&self.table, self.group.names());
-        WaitReason::ForWriters(table.clone(), format!("table {table:?} {reason}, on the servers {servers}"))
+        WaitReason::for_writers(table, format!("table {table:?} {reason}, on the servers {servers}"))
     }
 }
