@@ -3,26 +3,9 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::slab::Handle;
-use crate::sync::{AtomicU64, Mutex};
 
 use super::ids::ItemId;
 use super::stored::{Chunks, PinnedChunk, StoredChunk};
-
-/// The live chunks under the table's insert lock.
-pub struct LockedArrivals {
-    pub lock: Mutex<Arrivals>,
-    /// Copy of [`Arrivals::first`] for readers without the lock; may lag.
-    pub first: AtomicU64,
-}
-
-impl LockedArrivals {
-    /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
-    pub fn new(number: u16, chunks: usize) -> Self {
-        let chunks = VecDeque::with_capacity(chunks);
-        let arrivals = Arrivals { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None };
-        LockedArrivals { lock: Mutex::new(arrivals), first: AtomicU64::new(0) }
-    }
-}
 
 /// Live chunks, oldest first, numbered by arrival.
 pub struct Arrivals {
@@ -48,6 +31,12 @@ pub struct AfterMoment {
 }
 
 impl Arrivals {
+    /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
+    pub fn new(number: u16, chunks: usize) -> Self {
+        let chunks = VecDeque::with_capacity(chunks);
+        Arrivals { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None }
+    }
+
     /// Bytes of the list for `chunks` chunks.
     pub fn bytes_of(chunks: u32) -> u64 {
         u64::from(chunks) * size_of::<Handle>() as u64

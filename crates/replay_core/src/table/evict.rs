@@ -54,7 +54,6 @@ impl Table {
             self.end_items(&oldest);
             evicted.push(handle);
         }
-        self.arrivals.first.store(arrivals.first, Ordering::Relaxed);
         let bytes = arrivals.bytes + pinned + push.bytes;
         if waits && bytes > limit {
             return Err(wait(bytes));
@@ -101,7 +100,6 @@ impl Table {
             }
             removed.push(handle);
         }
-        self.arrivals.first.store(arrivals.first, Ordering::Relaxed);
         drop(arrivals);
         let some = !removed.is_empty();
         self.retire(removed);

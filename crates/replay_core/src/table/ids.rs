@@ -32,8 +32,10 @@ pub struct ItemId {
 /// table's generations at a random one of 2^24: ids of tables in different processes collide only if both coincide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdSpace {
-    number: u16,
-    first_generation: u32,
+    /// The upper 16 bits of its ids.
+    pub number: u16,
+    /// The generation of a slot before its first item.
+    pub first_generation: u32,
 }
 
 impl IdSpace {
@@ -59,19 +61,9 @@ impl IdSpace {
         (bits >> SPACE_SHIFT) as u16
     }
 
-    /// The table's number in its ids.
-    pub const fn number(self) -> u16 {
-        self.number
-    }
-
     /// Ids of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
     pub const fn of(number: u16, lifetime: u32) -> Self {
         IdSpace { number, first_generation: lifetime << 1 & ((1 << (LIFETIME_BITS + 1)) - 1) }
-    }
-
-    /// The generation of a slot before its first item.
-    pub fn first_generation(self) -> u32 {
-        self.first_generation
     }
 
     /// The id of an item outside its table: lifetime (the generation without its lowest bit, which is 1) in bits 0 to

@@ -103,7 +103,7 @@ impl Items {
         };
         Items {
             ids,
-            tree: SumTree::dead(capacity, priority_unit_log2, ids.first_generation()),
+            tree: SumTree::dead(capacity, priority_unit_log2, ids.first_generation),
             words: (0..capacity).map(dead).collect(),
             free: FreeSlots::all(capacity),
             live: AtomicU64::new(0),
@@ -230,7 +230,7 @@ impl Items {
 
     /// The table's number in its ids.
     pub fn number(&self) -> u16 {
-        self.ids.number()
+        self.ids.number
     }
 
     /// Whether no live item has mass, and no batch under way is about to give any back. `own` is the number of the

@@ -58,13 +58,13 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 use crate::sum_tree::Strata;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, MutexGuard, Ordering, is_poisoned};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
 
 pub use pending_call::{Attempt, PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::{WriterConnection, Writers};
 
-use arrivals::{Arrivals, LockedArrivals};
+use arrivals::Arrivals;
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
@@ -78,7 +78,7 @@ pub struct Table {
     format: RowFormat,
     items: Items,
     chunks: Chunks,
-    arrivals: LockedArrivals,
+    arrivals: Mutex<Arrivals>,
     writers: Writers,
     sampler: Box<dyn ItemSampler>,
     limiter: Arc<Limiter>,
@@ -148,7 +148,7 @@ impl Table {
             },
             items: Items::new(ids, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
-            arrivals: LockedArrivals::new(ids.number(), capacity as usize),
+            arrivals: Mutex::new(Arrivals::new(ids.number, capacity as usize)),
             writers: Writers::new(&config.name),
             sampler: samplers::make(&config),
             limiter: Arc::new(Limiter::new(&config)),
@@ -211,13 +211,13 @@ impl Table {
     /// # Errors
     /// [`Error::Internal`] once a holder has panicked.
     fn lock_arrivals(&self) -> Result<MutexGuard<'_, Arrivals>> {
-        self.arrivals.lock.lock().map_err(|_| self.failed())
+        self.arrivals.lock().map_err(|_| self.failed())
     }
 
     /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
     /// so nothing is read or written from then on, lest steps appear twice.
     pub fn has_failed(&self) -> bool {
-        is_poisoned(&self.arrivals.lock)
+        is_poisoned(&self.arrivals)
     }
 
     /// Runs a call that changes the table. Its panic is counted, logged and returned as an error, so that a server survives it.

@@ -92,13 +92,13 @@ impl<E> PendingCall<E> {
         mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>, E>,
     ) -> Result<Step<T, L>, E> {
         loop {
-            let places = self.turn.places();
+            let positions = self.turn.positions();
             // Before the attempt, so that no change after it is missed. The first attempt precedes the call's queue position.
             let changed = self.tried.then(|| listen(&self.turn)).transpose()?;
             match (self.attempt(&clock, &mut attempt)?, changed) {
                 (Attempt::Ready(done), _) => return Ok(Step::Ready(done)),
                 // After a change of its queue position the call needs another listener.
-                (Attempt::Blocked(reason), Some(changed)) if places == self.turn.places() => {
+                (Attempt::Blocked(reason), Some(changed)) if positions == self.turn.positions() => {
                     return Ok(Step::Blocked { reason, changed });
                 }
                 (Attempt::Blocked(_), _) => {}

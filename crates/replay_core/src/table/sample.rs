@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
-use crate::replay::{BatchPart, PartState, SampleCredit, SampleRequest, Sampled, SampledItem};
+use crate::replay::{BatchPart, PartState, SampleRequest, Sampled, SampledItem};
 use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
@@ -24,7 +24,7 @@ use base::allocation;
 use base::error::check_size;
 
 use super::ids::ItemId;
-use super::items::{Claim, ItemRows, Metadata};
+use super::items::{ItemRows, Metadata};
 use super::samplers::{EQUAL_MASS, Ordered, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
 use super::undelivered::Undelivered;
@@ -62,19 +62,15 @@ struct Candidate<'a> {
     oldest: Option<PinnedChunk<'a>>,
 }
 
-/// A sample in the making. Dropped before it is [`Sampling::finish`]ed, it gives everything back.
+/// A sample in the making.
 struct Sampling<'a> {
     table: &'a Arc<Table>,
     request: &'a SampleRequest,
-    admitted: Admitted,
-    /// Samples set aside that no claim has used.
-    reserved: u32,
-    claims: Vec<Claim>,
+    batch: Undelivered,
     items: Vec<SampledItem>,
     pieces: Vec<Piece<'a>>,
     /// Steps the table had taken when the sample began.
     now: u64,
-    finished: bool,
 }
 
 /// What a random sample found in its table.
@@ -204,12 +200,10 @@ impl Table {
             Ok(admitted) => admitted,
             Err(reason) => return Ok(self.blocked_sample(&reason)),
         };
-        let mut batch = Sampling::new(self, request, admitted);
+        let mut sampling = Sampling::new(self, request, admitted);
         let wanted = admitted.items;
         match self.items.reserve_samples(wanted, short) {
-            Ok(samples) => {
-                batch.reserved = samples;
-            }
+            Ok(samples) => sampling.batch.reserved = samples,
             Err(left) => {
                 if !short {
                     // A sample that may be short may ask for more than that.
@@ -223,17 +217,17 @@ impl Table {
         }
         let Drawn { live_items, min_probability, .. } = match self.sampler.order() {
             Some(order) => {
-                batch.take_in_order(order)?;
+                sampling.take_in_order(order)?;
                 let min_probability = request.min_probability.then_some(1.0);
                 Drawn { live_items: live, min_probability, total: Total::default() }
             }
-            None => batch.draw()?,
+            None => sampling.draw()?,
         };
-        if batch.reserved > 0 && (batch.items.is_empty() || !short) {
-            if batch.items.is_empty() && self.is_massless()? {
+        if sampling.batch.reserved > 0 && (sampling.items.is_empty() || !short) {
+            if sampling.items.is_empty() && self.is_massless()? {
                 return Err(Error::NoMass { table: self.config.name.clone(), items: self.items.live() });
             }
-            let found = batch.items.len() as u64;
+            let found = sampling.items.len() as u64;
             if self.items.limits_samples() && self.items.without_mass(1) {
                 // Samples are left, of items without mass, which no batch gets: as many more are wanted as were not found.
                 let left = self.items.samples_left().max(0) as u64 + u64::from(wanted);
@@ -245,7 +239,7 @@ impl Table {
             )));
         }
         self.want_no_samples();
-        Ok(Attempt::Ready(batch.finish(live_items, min_probability)?))
+        Ok(Attempt::Ready(sampling.finish(live_items, min_probability)?))
     }
 
     /// Samples a part of a batch: what there is now. Its reader asks other memories for the rest.
@@ -254,15 +248,15 @@ impl Table {
         let is_free = !self.held.samples.is_waited();
         let admitted = self.limiter.admit_up_to(if is_free { part.take } else { 0 });
         let taken = admitted.items;
-        let mut batch = Sampling::new(self, request, admitted);
-        batch.reserved = self.items.reserve_samples(request.count, true).unwrap_or(0);
-        let Drawn { live_items, min_probability, total } = batch.draw()?;
-        if !batch.items.is_empty() {
+        let mut sampling = Sampling::new(self, request, admitted);
+        sampling.batch.reserved = self.items.reserve_samples(request.count, true).unwrap_or(0);
+        let Drawn { live_items, min_probability, total } = sampling.draw()?;
+        if !sampling.items.is_empty() {
             self.want_no_samples();
         } else if self.items.limits_samples() && (request.count > 0 || self.items.without_mass(1)) {
             self.want_samples(self.items.samples_left().max(0) as u64 + u64::from(request.count.max(1)));
         }
-        let mut sampled = batch.finish(live_items, min_probability)?;
+        let mut sampled = sampling.finish(live_items, min_probability)?;
         // Items that are pushed at this moment have no mass yet, which is not the same as priorities of 0.
         let counts = total.units > 0 || self.is_massless()?;
         sampled.state = Some(PartState {
@@ -291,17 +285,13 @@ impl Table {
 impl<'a> Sampling<'a> {
     fn new(table: &'a Arc<Table>, request: &'a SampleRequest, admitted: Admitted) -> Self {
         let count = request.count as usize;
-        table.items.begin_batch();
         Sampling {
             table,
             request,
-            admitted,
-            reserved: 0,
-            claims: Vec::with_capacity(count),
+            batch: Undelivered::new(table, admitted, request.count),
             items: Vec::with_capacity(count),
             pieces: Vec::with_capacity(count * 2),
             now: table.counters.inserted_steps.load(Ordering::Relaxed),
-            finished: false,
         }
     }
 
@@ -311,7 +301,7 @@ impl<'a> Sampling<'a> {
         let live_items = table.items.tree.live_with_mass();
         // Before any item is sampled for the last time, which may change the probabilities of the others.
         let fewest = if request.min_probability { table.sampler.fewest_units(&table.items) } else { None };
-        let total = match self.reserved {
+        let total = match self.batch.reserved {
             0 => table.sampler.total(&table.items),
             _ => self.take_at_random()?,
         };
@@ -327,11 +317,11 @@ impl<'a> Sampling<'a> {
     fn take_at_random(&mut self) -> Result<Total> {
         let table = self.table;
         let mut strata = table.draws.next();
-        let mut sampled = Vec::with_capacity(self.reserved as usize);
-        let mut targets = Vec::with_capacity(self.reserved as usize);
+        let mut sampled = Vec::with_capacity(self.batch.reserved as usize);
+        let mut targets = Vec::with_capacity(self.batch.reserved as usize);
         let mut first_total = Total::default();
         for _ in 0..ROUNDS {
-            strata.fill(self.reserved, &mut targets);
+            strata.fill(self.batch.reserved, &mut targets);
             let total = table.sampler.choose(&table.items, &targets, &mut sampled);
             if first_total.units == 0 {
                 first_total = total;
@@ -340,7 +330,7 @@ impl<'a> Sampling<'a> {
             for leaves in sampled.chunks(SIDE_BY_SIDE) {
                 self.take_side_by_side(leaves, total.units)?;
             }
-            if self.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
+            if self.batch.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
                 break;
             }
         }
@@ -392,7 +382,7 @@ impl<'a> Sampling<'a> {
     /// Samples the first items of an order, each until it has no sample left.
     fn take_in_order(&mut self, order: &Ordered) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        order.offer(self.reserved, |id| {
+        order.offer(self.batch.reserved, |id| {
             let metadata = items.metadata(id.slot);
             self.take(Candidate {
                 id,
@@ -439,8 +429,8 @@ impl<'a> Sampling<'a> {
             before: before.saturating_sub(base::planted!(ShortWindow).into()),
             after,
         });
-        self.claims.push(claim);
-        self.reserved -= 1;
+        self.batch.claims.push(claim);
+        self.batch.reserved -= 1;
         Ok(match items.is_last(&claim) {
             true => Taken::Last,
             false => Taken::Again,
@@ -553,42 +543,19 @@ impl<'a> Sampling<'a> {
                 rows[begin] |= flags::REFERENCE;
             }
         }
-        self.finished = true;
-        let sampled = self.claims.len() as u32;
-        table.counters.sampled_items.fetch_add(u64::from(sampled), Ordering::Relaxed);
+        let sampled = self.items.len() as u64;
+        table.counters.sampled_items.fetch_add(sampled, Ordering::Relaxed);
         let ages = self.items.iter().map(|item| u64::from(item.age));
         table.counters.sample_age.record_batch(ages);
-        let counted = match self.request.part {
-            None => sampled,
-            Some(_) => self.admitted.items,
-        };
-        let admitted = self.admitted.split(counted);
-        let claims = std::mem::take(&mut self.claims);
-        let counts = table.limiter.limits_ratio() || table.items.limits_samples();
-        let credit = counts.then(|| Box::new(Undelivered::new(table, admitted, claims)) as Box<dyn SampleCredit>);
         Ok(Sampled {
-            items: std::mem::take(&mut self.items),
+            items: self.items,
             live_items,
             min_probability,
             state: None,
             rows: Bytes::from(rows),
             blobs,
             parts: Vec::new(),
-            credit,
+            credit: self.batch.sampled(self.request.part.is_some()),
         })
-    }
-}
-
-impl Drop for Sampling<'_> {
-    fn drop(&mut self) {
-        let table = self.table;
-        table.undo(&self.claims);
-        table.items.return_samples(self.reserved);
-        table.limiter.give_back(self.admitted);
-        table.items.end_batch();
-        // A failed attempt must not notify: it would wake its own caller forever.
-        if self.finished {
-            table.held.wake();
-        }
     }
 }

@@ -15,7 +15,7 @@ impl Table {
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Ignores poisoning: a failed table has statistics, too.
-            let arrivals = lock(&self.arrivals.lock);
+            let arrivals = lock(&self.arrivals);
             (arrivals.steps, arrivals.bytes)
         };
         let bytes = self.held.bytes();
@@ -78,7 +78,7 @@ impl Table {
     /// [`crate::Error::Internal`] that names the counts that differ.
     pub fn check_at_rest(&self) -> crate::Result<()> {
         self.items.tree.check_at_rest()?;
-        let arrivals = lock(&self.arrivals.lock);
+        let arrivals = lock(&self.arrivals);
         let handles = (arrivals.first..arrivals.end()).filter_map(|arrival| arrivals.get(arrival));
         let chunks = handles.filter_map(|handle| self.chunks.pin(handle));
         let live_in = |chunk: PinnedChunk<'_>| lock(&chunk.items).iter().filter(|&&id| self.items.confirm(id)).count();

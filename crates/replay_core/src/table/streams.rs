@@ -2,9 +2,6 @@
 
 use std::collections::VecDeque;
 
-/// Latest chunks of a stream, which are searched first for a window.
-const RECENT: usize = 8;
-
 #[cfg(test)]
 thread_local! {
     /// Chunks that were looked at for windows, by this thread.
@@ -143,15 +140,7 @@ impl Stream {
             LOOKS.set(LOOKS.get() + 1);
             span.end() <= step
         };
-        // Nearly always one of the latest chunks, searched first.
-        let recent = self.spans.len().saturating_sub(RECENT);
-        match self.spans.get(recent) {
-            Some(span) if before(span) => {
-                let passed = self.spans.range(recent..).take_while(|span| before(span));
-                recent + passed.count()
-            }
-            _ => self.spans.partition_point(before),
-        }
+        self.spans.partition_point(before)
     }
 }
 

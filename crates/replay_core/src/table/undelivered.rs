@@ -8,31 +8,54 @@ use crate::replay::SampleCredit;
 use super::Table;
 use super::items::Claim;
 
-/// Samples of a batch until its delivery. Dropped before it, they return to the rate limiter and to their items.
+/// Samples of a batch, from its beginning to its delivery. Dropped before it, they return to the rate limiter and to their items.
 pub struct Undelivered {
     table: Arc<Table>,
     admitted: Admitted,
-    /// Empty without a limit on an item's samples: no sample then ends an item.
-    claims: Vec<Claim>,
+    /// Samples set aside that no claim has used.
+    pub reserved: u32,
+    pub claims: Vec<Claim>,
+    /// Whether the batch was sampled. A failed attempt must not wake waiting calls: it would wake its own caller forever.
+    sampled: bool,
 }
 
 impl Undelivered {
-    /// A batch under way, which holds the mass of items that it has sampled for the last time.
-    pub fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
+    /// A batch of at most `count` items, which holds the mass of those that it samples for the last time.
+    pub fn new(table: &Arc<Table>, admitted: Admitted, count: u32) -> Self {
         table.items.begin_batch();
-        if !table.items.limits_samples() {
-            claims.clear();
-        }
-        Undelivered { table: table.clone(), admitted, claims }
+        let claims = Vec::with_capacity(count as usize);
+        Undelivered { table: table.clone(), admitted, reserved: 0, claims, sampled: false }
     }
-}
 
-impl SampleCredit for Undelivered {
-    fn delivered(mut self: Box<Self>) {
+    /// Ends the sampling, and gives back what is unused: of the rate limiter's samples those without a claim, unless another memory's
+    /// part of the batch may use them. Returns what depends on the delivery.
+    pub fn sampled(mut self, is_part: bool) -> Option<Box<dyn SampleCredit>> {
+        self.sampled = true;
+        let table = self.table.clone();
+        if !is_part {
+            let unused = self.admitted.items - self.claims.len() as u32;
+            table.limiter.give_back(self.admitted.split(unused));
+        }
+        table.items.return_samples(std::mem::take(&mut self.reserved));
+        if table.limiter.limits_ratio() || table.items.limits_samples() {
+            table.held.wake();
+            return Some(Box::new(self));
+        }
+        self.deliver();
+        None
+    }
+
+    fn deliver(mut self) {
         self.admitted.items = 0;
         for claim in self.claims.drain(..) {
             self.table.items.settle(&claim);
         }
+    }
+}
+
+impl SampleCredit for Undelivered {
+    fn delivered(self: Box<Self>) {
+        self.deliver();
     }
 }
 
@@ -45,8 +68,11 @@ impl Drop for Undelivered {
         if !base::planted!(KeptCredit) {
             table.limiter.give_back(self.admitted);
         }
+        table.items.return_samples(self.reserved);
         table.items.end_batch();
-        table.held.wake();
+        if self.sampled {
+            table.held.wake();
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! Waiting pushes and samples are served in order. A push without items skips the queue. A push that waits for newer parameters
 //! (`max_version_lag`) is in its writer's own queue.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,24 +27,18 @@ pub struct WaitingLine {
 
 #[derive(Default)]
 struct Waiting {
-    /// In ascending order of their numbers.
-    places: VecDeque<Arc<Place>>,
-    /// Number of the next place.
+    /// By position, the events that are notified when a call is to be tried again.
+    calls: BTreeMap<u64, Arc<Event>>,
+    /// Position of the next call.
     next: u64,
     /// The reason of the first call's wait; `None` before its first attempt.
     reason: Option<WaitReason>,
 }
 
-struct Place {
-    number: u64,
-    /// Notified when the call is to be tried again.
-    woken: Event,
-}
-
 impl WaitingLine {
     /// Wakes the first call of each queue, after a change that may unblock it.
     pub fn wake_first(lines: &[&Self]) {
-        // SeqCst: pairs with the fence in `Turn::enter`. Either the loads below see the new place, or the attempt that
+        // SeqCst: pairs with the fence in `Turn::enter`. Either the loads below see the new call, or the attempt that
         // follows its entry sees the change.
         fence(Ordering::SeqCst);
         for line in lines {
@@ -57,8 +51,8 @@ impl WaitingLine {
     /// Number of calls that wait, and the reason of the first one's wait.
     pub fn waits(&self) -> (usize, Option<String>) {
         let waiting = lock(&self.waiting);
-        let reason = waiting.reason.as_ref().filter(|_| !waiting.places.is_empty());
-        (waiting.places.len(), reason.map(WaitReason::to_string))
+        let reason = waiting.reason.as_ref().filter(|_| !waiting.calls.is_empty());
+        (waiting.calls.len(), reason.map(WaitReason::to_string))
     }
 
     /// Whether a call waits.
@@ -69,8 +63,8 @@ impl WaitingLine {
 
     /// Wakes every call: the table is gone.
     pub fn wake_all(&self) {
-        for place in &lock(&self.waiting).places {
-            place.woken.notify(usize::MAX);
+        for woken in lock(&self.waiting).calls.values() {
+            woken.notify(usize::MAX);
         }
     }
 }
@@ -78,24 +72,68 @@ impl WaitingLine {
 /// Queue membership of one call: from the first blocked attempt until the turn is dropped, which lets the next call try.
 #[derive(Default)]
 pub struct Turn {
-    place: Option<(Arc<WaitingLine>, Arc<Place>)>,
-    places: u32,
+    position: Option<Position>,
+    positions: u32,
     /// Time of the first blocked attempt.
     since: Option<Instant>,
     /// Whether statistics have its wait. A call that continues an earlier one takes this over.
     pub(crate) counted: bool,
 }
 
+struct Position {
+    line: Arc<WaitingLine>,
+    position: u64,
+    woken: Arc<Event>,
+}
+
+impl Position {
+    fn enter(line: &Arc<WaitingLine>) -> Self {
+        let woken = Arc::new(Event::new());
+        let mut waiting = lock(&line.waiting);
+        let position = waiting.next;
+        waiting.next += 1;
+        waiting.calls.insert(position, woken.clone());
+        line.length.store(waiting.calls.len(), Ordering::Relaxed);
+        drop(waiting);
+        // SeqCst: pairs with the fence in `WaitingLine::wake_first`.
+        fence(Ordering::SeqCst);
+        Position { line: line.clone(), position, woken }
+    }
+
+    /// The reason of its wait behind others; `None` for the first call.
+    fn behind(&self) -> Option<WaitReason> {
+        let waiting = lock(&self.line.waiting);
+        match (waiting.calls.range(..self.position).count(), &waiting.reason) {
+            (0, _) => None,
+            (ahead, Some(first)) => Some(first.behind(ahead)),
+            (ahead, None) => Some(format!("{ahead} earlier calls wait").into()),
+        }
+    }
+}
+
+impl Drop for Position {
+    /// Leaves the queue, and lets the next call try.
+    fn drop(&mut self) {
+        base::planted!(KeptPlace => return);
+        let mut waiting = lock(&self.line.waiting);
+        let first = waiting.is_first(self.position);
+        waiting.calls.remove(&self.position);
+        self.line.length.store(waiting.calls.len(), Ordering::Relaxed);
+        if first {
+            waiting.wake_first();
+        }
+    }
+}
+
 impl Turn {
     /// Whether the call waits behind another one.
     pub fn is_behind(&self) -> bool {
-        self.place.as_ref().is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
+        self.position.as_ref().is_some_and(|here| !lock(&here.line.waiting).is_first(here.position))
     }
 
     /// Reason of the wait of a call behind others.
     pub fn behind(&self) -> Option<WaitReason> {
-        let (line, place) = self.place.as_ref()?;
-        lock(&line.waiting).ahead_of(place)
+        self.position.as_ref()?.behind()
     }
 
     /// Listener for the next attempt. [`PendingCall`](super::PendingCall) decides when to make it.
@@ -103,20 +141,20 @@ impl Turn {
     /// # Errors
     /// [`Error::Internal`] for a call that was not blocked.
     pub fn changed(&self) -> Result<EventListener> {
-        match &self.place {
-            Some((_, place)) => Ok(place.woken.listen()),
+        match &self.position {
+            Some(here) => Ok(here.woken.listen()),
             None => Err(Error::Internal("a call that never blocks waits".into())),
         }
     }
 
     /// Number of queue positions that the call has had. If it changes during an attempt, the call needs a new listener.
-    pub fn places(&self) -> u32 {
-        self.places
+    pub fn positions(&self) -> u32 {
+        self.positions
     }
 
     /// Whether the call is in a queue.
     pub fn waits(&self) -> bool {
-        self.place.is_some()
+        self.position.is_some()
     }
 
     /// Counts the wait, at the second blocked attempt: the first is the only one of a call without time to wait.
@@ -143,93 +181,43 @@ impl Turn {
     ) -> Result<Attempt<T>> {
         // A hint: calls that arrive concurrently may go in any order.
         if !passes && line.length.load(Ordering::Relaxed) > 0 {
-            let place = self.enter(line);
-            if let Some(waits) = lock(&line.waiting).ahead_of(place) {
-                return Ok(Attempt::Blocked(waits));
+            if let Some(reason) = self.enter(line).behind() {
+                return Ok(Attempt::Blocked(reason));
             }
         }
         let attempt = attempt()?;
-        if let Attempt::Blocked(waits) = &attempt {
-            let place = self.enter(line);
+        if let Attempt::Blocked(reason) = &attempt {
+            let position = self.enter(line).position;
             let mut waiting = lock(&line.waiting);
-            if waiting.is_first(place) {
-                waiting.reason = Some(waits.clone());
+            if waiting.is_first(position) {
+                waiting.reason = Some(reason.clone());
             }
         }
         Ok(attempt)
     }
 
     /// Position of the call in this queue: joins it at the end if needed, and leaves any other.
-    fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
-        let here = |(of, _): &(Arc<WaitingLine>, _)| Arc::ptr_eq(of, line);
-        if !self.place.as_ref().is_some_and(here) {
-            self.leave();
-            self.places += 1;
-            self.since.get_or_insert_with(host::now);
+    fn enter(&mut self, line: &Arc<WaitingLine>) -> &Position {
+        if self.position.as_ref().is_some_and(|here| !Arc::ptr_eq(&here.line, line)) {
+            self.position = None;
         }
-        let (_, place) = self.place.get_or_insert_with(|| {
-            let mut waiting = lock(&line.waiting);
-            let place = Arc::new(Place { number: waiting.next, woken: Event::new() });
-            waiting.next += 1;
-            waiting.places.push_back(place.clone());
-            line.length.store(waiting.places.len(), Ordering::Relaxed);
-            drop(waiting);
-            // SeqCst: pairs with the fence in `WaitingLine::wake_first`.
-            fence(Ordering::SeqCst);
-            (line.clone(), place)
-        });
-        place
+        self.position.get_or_insert_with(|| {
+            self.positions += 1;
+            self.since.get_or_insert_with(host::now);
+            Position::enter(line)
+        })
     }
 }
 
 impl Waiting {
-    /// Reason of the wait of a call behind others.
-    fn ahead_of(&self, place: &Arc<Place>) -> Option<WaitReason> {
-        let ahead = self.position(place).filter(|&ahead| ahead > 0)?;
-        Some(match &self.reason {
-            Some(first) => first.behind(ahead),
-            None => format!("{ahead} earlier calls wait").into(),
-        })
-    }
-
-    fn position(&self, place: &Place) -> Option<usize> {
-        let number = |one: &Arc<Place>| one.number;
-        self.places.binary_search_by_key(&place.number, number).ok()
-    }
-
-    fn is_first(&self, place: &Arc<Place>) -> bool {
-        self.places.front().is_some_and(|one| Arc::ptr_eq(one, place))
+    fn is_first(&self, position: u64) -> bool {
+        self.calls.first_key_value().is_some_and(|(first, _)| *first == position)
     }
 
     fn wake_first(&self) {
-        if let Some(first) = self.places.front() {
-            first.woken.notify(usize::MAX);
+        if let Some((_, woken)) = self.calls.first_key_value() {
+            woken.notify(usize::MAX);
         }
-    }
-}
-
-impl Turn {
-    /// Leaves the queue, and lets the next call try.
-    fn leave(&mut self) {
-        let Some((line, place)) = self.place.take() else {
-            return;
-        };
-        let mut waiting = lock(&line.waiting);
-        let first = waiting.is_first(&place);
-        if let Some(at) = waiting.position(&place) {
-            waiting.places.remove(at);
-        }
-        line.length.store(waiting.places.len(), Ordering::Relaxed);
-        if first {
-            waiting.wake_first();
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        base::planted!(KeptPlace => return);
-        self.leave();
     }
 }
 

@@ -69,13 +69,28 @@ pub struct TableWriter {
     epoch: u32,
     last_sequence: u64,
     last_push: LastPush,
-    /// Name and version of the parameters that it makes its steps with, as far as they are known.
+    /// Name and version of the parameters that it makes its steps with, as far as they are known: not at first, nor after a restore.
     pub parameters: Option<(String, u64)>,
     /// Queue of its pushes that wait for newer parameters, apart from the table's, where other writers would wait behind them.
     pub outdated: Arc<WaitingLine>,
 }
 
 impl TableWriter {
+    fn new(identity: Arc<WriterIdentity>, streams: Vec<Stream>) -> Self {
+        TableWriter {
+            identity,
+            streams,
+            steps: 0,
+            blocked: 0,
+            waited: Duration::ZERO,
+            epoch: 1,
+            last_sequence: 0,
+            last_push: LastPush::default(),
+            parameters: None,
+            outdated: Arc::default(),
+        }
+    }
+
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
@@ -144,6 +159,16 @@ struct KnownWriter {
 }
 
 impl KnownWriter {
+    fn new(writer: TableWriter, connection: Option<Arc<WriterConnection>>) -> Self {
+        KnownWriter {
+            identity: writer.identity.clone(),
+            streams: writer.streams.len() as u32,
+            last_push: writer.last_push.clone(),
+            writer: Arc::new(Mutex::new(writer)),
+            connection,
+        }
+    }
+
     /// Time at which its connection has ended, unless another one has taken it over.
     fn disconnected_since(&self) -> Option<Instant> {
         self.connection.as_ref()?.end_time()
@@ -217,23 +242,9 @@ impl Writers {
             return self.take_over(&writer, open);
         }
         self.expire_for(&mut entries, open.streams)?;
-        let last_push = LastPush::default();
         let identity = WriterIdentity::new(open.name.clone(), open.window_before, open.window_after);
-        let writer = TableWriter {
-            identity: identity.clone(),
-            streams: (0..open.streams).map(|_| Stream::default()).collect(),
-            steps: 0,
-            blocked: 0,
-            waited: Duration::ZERO,
-            epoch: 1,
-            last_sequence: 0,
-            last_push: last_push.clone(),
-            parameters: None,
-            outdated: Arc::default(),
-        };
-        let writer = Arc::new(Mutex::new(writer));
-        let entry = KnownWriter { identity, writer, streams: open.streams, last_push, connection: None };
-        entries.insert(open.writer, entry);
+        let streams = (0..open.streams).map(|_| Stream::default()).collect();
+        entries.insert(open.writer, KnownWriter::new(TableWriter::new(identity, streams), None));
         Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0, connected: counts(&entries).connected })
     }
 
@@ -343,27 +354,15 @@ impl Writers {
 
     /// Adds a writer of a snapshot; one that is open under its number stays.
     pub fn restore(&self, record: &OpenRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
-        let (last_push, connection) = (LastPush::default(), Arc::<WriterConnection>::default());
+        let connection = Arc::<WriterConnection>::default();
         connection.end(host::now());
-        let entry = KnownWriter {
-            identity: identity.clone(),
-            streams: streams.len() as u32,
-            writer: Arc::new(Mutex::new(TableWriter {
-                identity,
-                streams,
-                steps: record.steps,
-                blocked: 0,
-                waited: Duration::ZERO,
-                epoch: record.epoch,
-                last_sequence: record.last_sequence,
-                last_push: last_push.clone(),
-                // Known again with its next request for parameters.
-                parameters: None,
-                outdated: Arc::default(),
-            })),
-            last_push,
-            connection: Some(connection),
+        let writer = TableWriter {
+            steps: record.steps,
+            epoch: record.epoch,
+            last_sequence: record.last_sequence,
+            ..TableWriter::new(identity, streams)
         };
+        let entry = KnownWriter::new(writer, Some(connection));
         lock(&self.entries).entry(record.number).or_insert(entry);
     }
 
@@ -380,30 +379,24 @@ impl Writers {
     /// The [`Self::MOST_LISTED`] writers that have waited longest, as [`Table::stats`](super::Table::stats) has them.
     pub fn stats(&self) -> Vec<Value> {
         let now = host::now();
-        let known: Vec<_> = {
-            let entries = lock(&self.entries);
-            let known = entries.values();
-            let connected = |known: &KnownWriter| known.disconnected_since().is_none();
-            known.map(|known| (known.writer.clone(), connected(known), *lock(&known.last_push))).collect()
+        let known = |known: &KnownWriter| {
+            let connected = known.disconnected_since().is_none();
+            (known.identity.name.clone(), known.writer.clone(), connected, *lock(&known.last_push))
         };
-        let mut listed: Vec<_> = known
-            .iter()
-            .map(|(writer, connected, last_push)| {
-                let writer = lock(writer);
-                let age = last_push.map(|push| now.saturating_duration_since(push));
-                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked, connected, age)
-            })
-            .collect();
-        listed.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
+        // Not under the lock of all: a writer's own is held while it pushes.
+        let known: Vec<_> = lock(&self.entries).values().map(known).collect();
+        let mut listed: Vec<_> = known.iter().map(|known| (lock(&known.1).waited, known)).collect();
+        listed.sort_by(|(one, (name, ..)), (other, (other_name, ..))| other.cmp(one).then(name.cmp(other_name)));
         listed.truncate(Self::MOST_LISTED);
-        let listed = listed.iter().map(|(waited, identity, steps, blocked, connected, age)| {
+        let listed = listed.iter().map(|(waited, (name, writer, connected, last_push))| {
+            let writer = lock(writer);
             json!({
-                "name": identity.name,
-                "steps": steps,
-                "blocked_pushes": blocked,
+                "name": name,
+                "steps": writer.steps,
+                "blocked_pushes": writer.blocked,
                 "waited_s": waited.as_secs_f64(),
                 "connected": connected,
-                "last_push_s": age.map(|age| age.as_secs_f64()),
+                "last_push_s": last_push.map(|push| now.saturating_duration_since(push).as_secs_f64()),
             })
         });
         listed.collect()

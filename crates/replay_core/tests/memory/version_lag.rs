@@ -32,12 +32,12 @@ fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     publish();
     assert_eq!(get(2), 3);
     sample(&table, 8).credit.unwrap().delivered();
-    let (in_line, woken) = (early.places(), late.changed().unwrap());
+    let (in_line, woken) = (early.positions(), late.changed().unwrap());
     let text = blocked(slow.try_push_in_turn(slow.next(1), &mut early));
     let expected =
         "writer \"actor 1\" of table \"t\" makes its steps with version 1 of \"policy\", and version 3 is the newest";
     assert!(text.starts_with(expected), "{text}");
-    assert!(early.places() > in_line && !early.is_behind());
+    assert!(early.positions() > in_line && !early.is_behind());
     assert!(woken.wait_timeout(Duration::ZERO).is_some());
     let pushed = other.try_push_in_turn(other.next(1), &mut late).unwrap();
     assert!(matches!(pushed, Attempt::Ready(1)));

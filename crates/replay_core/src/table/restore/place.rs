@@ -61,8 +61,6 @@ impl Staged {
         if let Some(served) = state.served {
             arrivals.number = served.number;
             arrivals.first = arrivals.first.max(served.end - chunks.len() as u64);
-            // Relaxed, as in evictions: the insert lock is held.
-            table.arrivals.first.store(arrivals.first, Ordering::Relaxed);
         }
         let first_arrival = arrivals.end();
         let arrival = |number: u64| Some(first_arrival + number.checked_sub(first)?);
