@@ -27,7 +27,6 @@ pub struct Reservation {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Budget { limit, reserved: AtomicU64::new(0) })
     }
@@ -42,7 +41,6 @@ impl Budget {
             .map(|_| Reservation { budget: Arc::clone(self), bytes })
     }
 
-    /// The limit.
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -52,7 +50,6 @@ impl Budget {
         self.limit - self.reserved()
     }
 
-    /// Bytes reserved now.
     pub fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
     }

@@ -102,7 +102,6 @@ impl PackedRows {
         Ok(PackedRows { bytes, rows, row_bytes, blobs: blobs.into_boxed_slice() })
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> u32 {
         self.rows
     }

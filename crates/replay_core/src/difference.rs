@@ -76,7 +76,6 @@ impl Patched {
         filled
     }
 
-    /// The base.
     pub fn base(&self) -> &[u8] {
         &self.base
     }

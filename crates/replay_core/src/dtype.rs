@@ -9,7 +9,6 @@ macro_rules! dtypes {
         /// Element type of a column, in NumPy's names. A bool is one byte, 0 or 1.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
-        #[expect(missing_docs, reason = "NumPy's names say it")]
         pub enum Dtype {
             $($variant),+
         }

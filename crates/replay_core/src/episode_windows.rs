@@ -39,10 +39,14 @@ pub struct Estimate {
 #[derive(Debug, Clone, Copy)]
 enum BirthPriority {
     /// The n-step TD error.
-    NStep { gamma: f64 },
+    NStep {
+        gamma: f64,
+    },
     /// A mix of the largest and the mean one-step TD error after the burn-in.
-    Sequence { gamma: f64, burn_in: usize },
-    /// The table's default.
+    Sequence {
+        gamma: f64,
+        burn_in: usize,
+    },
     Default,
 }
 
@@ -70,7 +74,6 @@ impl DroppedWindows {
     }
 }
 
-/// The newest row of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastRow {
     None,
@@ -94,7 +97,6 @@ pub struct EpisodeWindows {
     shortest: u64,
     birth: BirthPriority,
     last: LastRow,
-    /// Number of the next row.
     pub next_step: u64,
     /// First row of the current observation stack.
     stack_start: u64,
@@ -104,7 +106,6 @@ pub struct EpisodeWindows {
     open: VecDeque<u64>,
     /// Estimates of the newest rows, up to row `next_step - 1`: enough for the oldest open window.
     estimates: VecDeque<Estimate>,
-    /// Windows dropped so far.
     pub dropped: DroppedWindows,
 }
 

@@ -25,7 +25,6 @@ const PART_BYTES: usize = 256 << 20;
 /// without final rows is known to have ended only at the end of the table.
 const OPEN_BYTES: usize = 1 << 30;
 
-/// Server, writer and stream.
 type StreamName = (u32, u64, u32);
 
 /// Steps of an episode, packed. Copies, so that evicted chunks and frames of replies are freed.
@@ -51,16 +50,12 @@ pub struct EpisodeReader {
     decoder: Decoder,
     most_steps: usize,
     open: BTreeMap<StreamName, OpenEpisode>,
-    /// Packed bytes of `open`.
     open_bytes: usize,
     ready: VecDeque<Steps>,
 }
 
 impl EpisodeReader {
     /// A reader of the table of this definition, which unpacks with `threads` threads.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when no thread can be started.
     pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
         let step_bytes: usize = config.columns.iter().map(Column::bytes).sum();
         Ok(EpisodeReader {
@@ -184,7 +179,6 @@ impl OpenEpisode {
 }
 
 impl Steps {
-    /// Packed bytes.
     fn bytes(&self) -> usize {
         self.rows.len() + self.blobs.len()
     }

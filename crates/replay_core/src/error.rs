@@ -9,7 +9,6 @@ use crate::wait_reason::WaitReason;
 
 /// An error of the memory. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "fields whose names say it have none")]
 pub enum Error {
     /// A fault of this program.
     #[error("internal error: {0}; please report it")]
@@ -32,21 +31,18 @@ pub enum Error {
         "the sum tree has nothing to sample: none of its {capacity} indexes has a priority above zero; set some with `update`"
     )]
     NothingSet { capacity: u32 },
-    /// A table that does not exist.
     #[error("there is no table {table:?}; {known}")]
     UnknownTable {
         table: String,
         /// The existing names, as a sentence.
         known: String,
     },
-    /// A table that exists with another definition.
     #[error("table {table:?} exists with another definition: {difference}")]
     TableDiffers {
         table: String,
         /// Each field that differs, with the existing and the requested value.
         difference: String,
     },
-    /// An invalid table definition.
     #[error("table {table:?} cannot be made: {reason}")]
     Table {
         table: String,
@@ -60,7 +56,6 @@ pub enum Error {
         /// The column and the difference.
         reason: String,
     },
-    /// A size over a limit.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
     /// A size for which the process has no memory.
@@ -72,7 +67,6 @@ pub enum Error {
     )]
     Streams {
         table: String,
-        /// Streams of the new writer.
         streams: u32,
         /// Most that it may have.
         limit: u64,
@@ -81,7 +75,6 @@ pub enum Error {
         /// Most streams of the table's writers.
         of: u64,
     },
-    /// A deadline that passed.
     #[error("the deadline passed: {waited_for}")]
     Deadline {
         /// Unmet condition, and how far it is from being met.
@@ -106,7 +99,6 @@ pub enum Error {
     /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
     Misuse(String),
-    /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
     /// Bytes that are damaged, or not a snapshot of this format.
@@ -126,24 +118,19 @@ pub enum Error {
         /// Bytes of its steps, including evicted ones that readers hold.
         bytes: u64,
     },
-    /// An invalid configuration or argument.
     #[error("{0}")]
     Config(String),
     /// Parameters that are too large or not a safetensors file.
     #[error("parameters {name:?} were refused: {reason}")]
     Parameters { name: String, reason: String },
-    /// A closed replay or writer.
     #[error("{0} is closed")]
     Closed(&'static str),
-    /// An error of the operating system.
     #[error(transparent)]
     Io(#[from] OsError),
-    /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
 }
 
-/// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<Interrupted> for Error {

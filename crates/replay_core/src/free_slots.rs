@@ -47,7 +47,6 @@ impl FreeSlots {
         let _ = self.top.fetch_update(Ordering::Release, Ordering::Relaxed, push);
     }
 
-    /// Number of free slots, at rest.
     pub fn count(&self) -> usize {
         let slot = |number: u32| self.below.get(number as usize).map(|below| below.load(Ordering::Relaxed));
         std::iter::successors(Some(self.top.load(Ordering::Relaxed) as u32), |&number| slot(number)).count() - 1

@@ -18,9 +18,6 @@ pub enum Normalization {
 const MAX_BETA: f64 = 4.0;
 
 /// Checks the exponent of importance weights, before a sample waits for its items.
-///
-/// # Errors
-/// [`Error::Config`] for one out of range.
 pub fn check_beta(beta: f64) -> Result<()> {
     if (0.0..=MAX_BETA).contains(&beta) {
         return Ok(());

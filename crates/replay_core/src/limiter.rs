@@ -88,7 +88,6 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Limiter of a valid table definition.
     pub fn new(config: &TableConfig) -> Self {
         Limiter {
             table: config.name.clone(),
@@ -126,7 +125,6 @@ impl Limiter {
         ))
     }
 
-    /// Counts inserted items.
     pub fn count_insert(&self, items: u64) {
         lock(&self.counts).inserted += items;
     }
@@ -189,7 +187,6 @@ impl Limiter {
         }
     }
 
-    /// Resets both counts to zero.
     pub fn reset(&self) {
         self.restart(0, 0);
     }

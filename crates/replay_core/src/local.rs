@@ -154,7 +154,6 @@ impl<E: From<Error>> PushChannel<E> for LocalPushes {
     }
 }
 
-/// Repeated samples of one request.
 struct LocalSamples {
     table: Arc<Table>,
     request: SampleRequest,

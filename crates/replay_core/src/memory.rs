@@ -35,14 +35,12 @@ pub struct MemoryLimits {
 /// A share of the memory that a process may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryShare {
-    /// The share.
     pub percent: u8,
     /// All that the process may have.
     pub of: Room,
 }
 
 impl MemoryShare {
-    /// Bytes of the share.
     pub fn bytes(&self) -> u64 {
         self.of.bytes / 100 * u64::from(self.percent)
     }
@@ -81,7 +79,6 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Most tables.
     pub const MAX_TABLES: usize = 1024;
 
     /// An empty memory with a new incarnation number.
@@ -106,7 +103,6 @@ impl Memory {
         })
     }
 
-    /// The lock of a save.
     pub(crate) fn saving(&self) -> MutexGuard<'_, ()> {
         lock(&self.saving)
     }
@@ -131,12 +127,10 @@ impl Memory {
         self.kept.reserve(bytes)
     }
 
-    /// The limits.
     pub fn limits(&self) -> MemoryLimits {
         self.limits
     }
 
-    /// The parameters.
     pub fn parameters(&self) -> &ParameterStore {
         &self.parameters
     }
@@ -222,13 +216,11 @@ impl Memory {
         tables.get(name).cloned().ok_or_else(|| unknown(name, &tables))
     }
 
-    /// All tables, by name.
     pub fn tables(&self) -> Vec<Arc<Table>> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         tables.values().cloned().collect()
     }
 
-    /// Existing tables and parameters.
     pub fn list(&self) -> Listing {
         let tables = self.tables();
         Listing {
@@ -246,9 +238,6 @@ impl Memory {
     }
 
     /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; sampled batches stay valid.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
     pub fn drop_table(&self, name: &str) -> Result<()> {
         let table = {
             let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);

@@ -8,7 +8,6 @@ use crate::replay::{SampleCredit, Sampled};
 use base::allocation;
 use base::words::Number;
 
-/// Most tables of a mix.
 pub const MAX_TABLES: usize = 256;
 
 /// Checks the shares of tables in a batch.
@@ -33,9 +32,6 @@ pub fn check_shares(shares: &[f64]) -> Result<()> {
 }
 
 /// Items of each table in a batch of `items`: the shares, rounded so that they add up (largest remainder).
-///
-/// # Errors
-/// [`Error::Config`] when a table would have none.
 pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
     let exact: Vec<f64> = shares.iter().map(|share| share * f64::from(items)).collect();
     // Rounding: the float 1/3 times 9 items may be just below 3.
@@ -57,9 +53,6 @@ pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
 }
 
 /// One batch of the samples of several tables with the same columns, the parts one after the other.
-///
-/// # Errors
-/// [`Error::OutOfMemory`].
 pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
     if parts.len() == 1 {
         return Ok(parts.remove(0));
@@ -97,7 +90,6 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
     Ok(mixed)
 }
 
-/// The credits of all parts.
 struct Credits(Vec<Box<dyn SampleCredit>>);
 
 impl SampleCredit for Credits {

@@ -41,9 +41,6 @@ impl Stack {
     }
 
     /// Checks the numbers.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a number out of range.
     pub(crate) fn check(&self) -> Result<()> {
         let check = |stack: u16| within("stack", stack, 1, Self::LARGEST);
         match self {
@@ -80,9 +77,7 @@ impl fmt::Display for Stack {
 /// One part of a view's observation, or the whole where it is one column.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// Its column.
     pub(crate) column: usize,
-    /// Observations in its stack.
     pub(crate) stack: usize,
     /// Its array in a batch: `observation`, or `observation/camera`.
     pub(crate) array: String,

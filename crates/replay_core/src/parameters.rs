@@ -55,11 +55,8 @@ impl Stored {
 const MOST_VERSIONS: u64 = 1 << 47;
 
 impl ParameterStore {
-    /// Most bytes of one file.
     pub const MAX_BYTES: u64 = 2 << 30;
-    /// Most names.
     pub const MAX_NAMES: usize = 1024;
-    /// Most bytes of a name.
     pub const MAX_NAME_BYTES: usize = 128;
 
     /// Latest puts of a name that are deduplicated when they are sent again.
@@ -83,9 +80,6 @@ impl ParameterStore {
 
     /// [`ParameterStore::put`] as version `version` if that exceeds the newest, so that several memories agree. A copy from
     /// another memory has no `id`, and is dropped if its version is not newer.
-    ///
-    /// # Errors
-    /// Errors of [`ParameterStore::put`].
     pub fn put_version(&self, name: &str, id: u64, version: u64, bytes: Bytes) -> Result<u64> {
         Self::check_name(name)?;
         Self::check_version(name, version, 0..MOST_VERSIONS / 2)?;
@@ -194,9 +188,6 @@ impl ParameterStore {
     }
 
     /// Checks and counts the parameters of a snapshot.
-    ///
-    /// # Errors
-    /// Errors of [`Self::put`].
     pub(crate) fn stage(&self, record: ParametersRecord) -> Result<ParametersRecord> {
         Self::check_name(&record.name)?;
         Self::check_version(&record.name, record.version, 1..MOST_VERSIONS)?;
@@ -282,7 +273,6 @@ impl ParameterStore {
     }
 }
 
-/// The names that were not dropped.
 fn kept(names: &BTreeMap<String, Stored>) -> impl Iterator<Item = (&String, &Stored)> {
     names.iter().filter(|(_, stored)| !stored.is_dropped())
 }

@@ -25,7 +25,6 @@ pub struct PriorityIndex {
 /// A sampled batch: one entry for each sample, in random order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledIndexes {
-    /// The sampled indexes.
     pub indexes: Vec<i64>,
     /// Probabilities at the instant of sampling: above 0, at most 1.
     pub probabilities: Vec<f64>,
@@ -153,7 +152,6 @@ impl PriorityIndex {
         self.tree.rounded_up()
     }
 
-    /// Number of indexes.
     pub fn capacity(&self) -> u32 {
         self.tree.capacity()
     }

@@ -28,7 +28,6 @@ pub struct OpenWriter {
     pub window_after: u16,
 }
 
-/// The answer to [`OpenWriter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriterOpened {
     /// Rises with every connection of the same writer.
@@ -44,9 +43,7 @@ pub struct WriterOpened {
 /// One chunk of a push: consecutive steps of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHead {
-    /// The writer's stream.
     pub stream: u32,
-    /// Steps in the chunk.
     pub rows: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
@@ -54,12 +51,10 @@ pub struct ChunkHead {
     pub bytes: u32,
 }
 
-/// One item of a push.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NewItem {
     /// The anchor's step number in its stream.
     pub anchor: u64,
-    /// The writer's stream.
     pub stream: u32,
     /// Rows of the window before the anchor that exist: at most the writer's `window_before`.
     pub before: u16,
@@ -82,9 +77,6 @@ pub struct PushBody {
 
 impl PushBody {
     /// Checks the items' priorities.
-    ///
-    /// # Errors
-    /// [`crate::Error::Priority`] for the first one that is NaN, infinite or negative.
     pub fn check_priorities(&self) -> Result<()> {
         check_priorities_to(f64::MAX, self.items.iter().map(|item| item.priority.map_or(0.0, f64::from)))
     }
@@ -93,24 +85,18 @@ impl PushBody {
 /// A [`PushBody`] with the writer, epoch and sequence number by which it applies once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Push {
-    /// The writer.
     pub writer: u64,
     /// The writer's connection.
     pub epoch: u32,
     /// 1, 2, 3, ...
     pub sequence: u64,
-    /// The steps and items.
     pub body: PushBody,
 }
 
-/// A request for a batch of samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleRequest {
-    /// Items to sample.
     pub count: u32,
-    /// Rows wanted before each anchor.
     pub before: u16,
-    /// Rows wanted after each anchor.
     pub after: u16,
     /// Return fewer items at the deadline instead of an error.
     pub allow_short: bool,
@@ -146,11 +132,8 @@ pub struct PartState {
     pub allowance: f64,
     /// Pushes wait, or the next one would, perhaps for samples.
     pub holds_pushes: bool,
-    /// [`TableConfig::min_size`].
     pub min_size: u64,
-    /// [`TableConfig::samples_per_insert`].
     pub samples_per_insert: f64,
-    /// [`TableConfig::max_times_sampled`].
     pub max_times_sampled: u32,
 }
 
@@ -161,7 +144,6 @@ impl SampleRequest {
     }
 }
 
-/// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
     /// Its id: names no other item in any table or memory, and stays valid in servers restored from a snapshot of it.
@@ -230,14 +212,11 @@ pub struct ReadPosition {
     pub end: u64,
 }
 
-/// One stored chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredSteps {
     /// Number of its writer, which no other writer has.
     pub writer: u64,
-    /// The writer's stream.
     pub stream: u32,
-    /// Steps in the chunk.
     pub rows: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
@@ -245,7 +224,6 @@ pub struct StoredSteps {
     pub packed: Bytes,
 }
 
-/// Stored steps of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepsRead {
     /// Chunks in the order of arrival, without those evicted since the last request.
@@ -254,7 +232,6 @@ pub struct StepsRead {
     pub next: Option<ReadPosition>,
 }
 
-/// Result of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UpdateReceipt {
     /// Ids whose priority was set.
@@ -263,12 +240,9 @@ pub struct UpdateReceipt {
     pub stale: u32,
 }
 
-/// Identity of a writer in its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterId {
-    /// Its table.
     pub table: String,
-    /// Its number, [`OpenWriter::writer`].
     pub writer: u64,
 }
 
@@ -277,27 +251,21 @@ pub struct WriterId {
 pub struct Parameters {
     /// Rises by one with every put; the first is 1.
     pub version: u64,
-    /// One safetensors file.
     pub bytes: Bytes,
 }
 
 /// Tables and parameters of a memory, each by name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Listing {
-    /// Definitions of the tables.
     pub tables: Vec<TableConfig>,
-    /// Names and versions of the parameters.
     pub parameters: Vec<ListedParameters>,
 }
 
 /// Named parameters without their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedParameters {
-    /// The name.
     pub name: String,
-    /// The newest version.
     pub version: u64,
-    /// Bytes of its safetensors file.
     pub bytes: u64,
 }
 
@@ -306,7 +274,6 @@ pub trait PushChannel<E = Error>: Send {
     /// Sends a push. Returns when it is applied (in process), or sent while the window of unacknowledged pushes has
     /// capacity left (remote). After a broken connection unacknowledged pushes are sent again.
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<(), E>;
-    /// Returns when every push is applied.
     fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E>;
     /// Announces the end of the writer's steps: remaining pushes do not wait for newer parameters.
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<(), E>;
@@ -316,7 +283,6 @@ pub trait PushChannel<E = Error>: Send {
 
 /// Repeats one sample request, with several in flight.
 pub trait SampleChannel<E = Error>: Send {
-    /// The next batch.
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E>;
 }
 
@@ -334,9 +300,7 @@ pub trait UpdateChannel<E = Error>: Send {
 pub trait Replay<E = Error>: Send + Sync {
     /// Creates a table; an existing one of the same definition is fine.
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<(), E>;
-    /// A table's definition.
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>, E>;
-    /// Removes a table.
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Opens a writer and the channel for its pushes.
     fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E>;
@@ -377,7 +341,6 @@ pub trait Replay<E = Error>: Send + Sync {
         writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>, E>;
-    /// Existing tables and parameters.
     fn list(&self, wait: &Wait<'_>) -> Result<Listing, E>;
     /// Counters and gauges of the memory, as one JSON object.
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value, E>;

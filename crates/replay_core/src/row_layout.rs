@@ -9,15 +9,11 @@
 
 use crate::schema::{Column, TableConfig};
 
-/// Offset of the flags in a row.
 pub const FLAGS_OFFSET: usize = 0;
 
-/// The layout of a table's rows.
 #[derive(Debug, Clone)]
 pub struct RowLayout {
-    /// The table's name.
     pub table: String,
-    /// The columns, in the table's order.
     pub columns: Box<[ColumnLayout]>,
     /// Indexes of the columns whose values are blobs, in the order of their lengths.
     pub blob_columns: Box<[usize]>,
@@ -30,15 +26,12 @@ pub struct RowLayout {
 /// One column of a table, and its part of a row.
 #[derive(Debug, Clone)]
 pub struct ColumnLayout {
-    /// The column's definition.
     pub column: Column,
     /// Bytes of one value, unpacked.
     pub bytes: usize,
-    /// The value's location.
     pub location: ValueLocation,
 }
 
-/// Location of a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueLocation {
     /// Raw, at this offset of the row.
@@ -52,7 +45,6 @@ pub enum ValueLocation {
 pub struct BlobLength(u32);
 
 impl RowLayout {
-    /// The layout of a valid table definition.
     pub fn of(config: &TableConfig) -> Self {
         let mut blob_columns = Vec::new();
         let mut lengths_offset = FLAGS_OFFSET + 1;
@@ -86,7 +78,6 @@ impl RowLayout {
 impl BlobLength {
     /// Bytes that a length takes in a row.
     pub const BYTES: usize = Column::BLOB_LENGTH_BYTES;
-    /// Set in the length of a difference.
     const DIFFERENCE: u32 = 1 << 31;
 
     /// The length of a value that is packed by itself; a value has at most [`TableConfig::MAX_STEP_BYTES`].
@@ -94,27 +85,22 @@ impl BlobLength {
         BlobLength(bytes as u32)
     }
 
-    /// The length of a difference.
     pub const fn of_difference(bytes: usize) -> Self {
         BlobLength(bytes as u32 | Self::DIFFERENCE)
     }
 
-    /// Bytes of the blob.
     pub const fn bytes(self) -> usize {
         (self.0 & !Self::DIFFERENCE) as usize
     }
 
-    /// Whether the blob is a difference.
     pub const fn is_difference(self) -> bool {
         self.0 & Self::DIFFERENCE != 0
     }
 
-    /// Reads a length of a row.
     pub const fn from_le_bytes(bytes: [u8; Self::BYTES]) -> Self {
         BlobLength(u32::from_le_bytes(bytes))
     }
 
-    /// The length, as stored in a row.
     pub const fn to_le_bytes(self) -> [u8; Self::BYTES] {
         self.0.to_le_bytes()
     }

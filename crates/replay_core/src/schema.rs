@@ -18,13 +18,10 @@ use base::words::{Number, truth, tuple};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "ReadColumn")]
 pub struct Column {
-    /// Its name.
     pub name: String,
-    /// Its element type.
     pub dtype: Dtype,
     /// Its shape; empty for a scalar.
     pub shape: Vec<u32>,
-    /// How it is packed.
     pub codec: Codec,
     /// Whether writers refuse NaN and infinities where the column is [`REWARD`](crate::view_spec::REWARD), or the
     /// observation of the writer's or the table's view.
@@ -107,15 +104,11 @@ pub enum Sampler {
     /// With a probability in proportion to priority^exponent (Schaul et al., 2016).
     #[default]
     Prioritized,
-    /// Each live item with the same probability.
     Uniform,
     /// The oldest one first; needs `max_times_sampled`.
     Fifo,
-    /// The newest one first.
     Lifo,
-    /// The one with the highest priority first.
     MaxHeap,
-    /// The one with the lowest priority first.
     MinHeap,
     /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016). Ranks are
     /// sorted at intervals.
@@ -138,11 +131,9 @@ impl FromStr for Sampler {
     }
 }
 
-/// The definition of a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableConfig {
-    /// Its name.
     pub name: String,
     /// The columns of a step, in row order.
     pub columns: Vec<Column>,
@@ -152,7 +143,6 @@ pub struct TableConfig {
     /// it from `capacity` unpacked steps, each a chunk. Excludes the index, see `Table::index_bytes`.
     #[serde(default)]
     pub capacity_bytes: u64,
-    /// How items are chosen.
     #[serde(default)]
     pub sampler: Sampler,
     /// Exponent on priorities (alpha in Schaul et al., 2016), applied once, here. 0 samples
@@ -228,9 +218,7 @@ impl TableConfig {
     const MAX_SLACK: f64 = 1e15;
     /// Most steps, and so items, of one table: sums of 39-bit priorities stay under 2^63.
     pub const MAX_CAPACITY: u64 = 1 << 24;
-    /// Most bytes of one unpacked step.
     pub const MAX_STEP_BYTES: u64 = 1 << 28;
-    /// Most columns.
     pub const MAX_COLUMNS: usize = 256;
     /// Bytes that a chunk counts for beside its stored steps: its bookkeeping.
     pub const CHUNK_BYTES: u64 = 512;
@@ -359,16 +347,12 @@ impl TableConfig {
         names.join(", ")
     }
 
-    /// Index of the column with this name.
     pub fn column_index(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name == name)
     }
 
     /// Checks that a whole window of `before` steps, the anchor and `after` steps can be held, where `streams` streams get
     /// their steps together: between two steps of a window, one step of every other stream arrives.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with the numbers.
     pub(crate) fn check_window(&self, streams: u32, before: u16, after: u16) -> Result<()> {
         let window = u64::from(before) + 1 + u64::from(after);
         let needed = (window - 1) * u64::from(streams) + 1;
@@ -415,9 +399,6 @@ impl TableConfig {
     }
 
     /// The view of a writer or a sample: the one that it names, else the table's.
-    ///
-    /// # Errors
-    /// [`Error::Config`] where there is neither.
     pub fn view_or_own(&self, named: Option<ViewSpec>) -> Result<ViewSpec> {
         named.or_else(|| self.view.clone()).ok_or_else(|| {
             Error::Config(format!(

@@ -33,7 +33,6 @@ const PINS: u64 = LIVE - 1;
 /// Reference to a value, refused once the value is retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle {
-    /// The slot.
     pub slot: u32,
     /// How often the slot had been freed when the value was inserted, modulo 2^32.
     pub generation: u32,
@@ -78,7 +77,6 @@ impl<T> Slab<T> {
         Slab { slots: (0..capacity).map(slot).collect(), free: FreeSlots::all(capacity) }
     }
 
-    /// Bytes that `capacity` slots allocate.
     pub fn bytes(capacity: u32) -> u64 {
         u64::from(capacity) * (size_of::<Slot<T>>() + FreeSlots::SLOT_BYTES) as u64
     }

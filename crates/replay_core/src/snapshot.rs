@@ -32,9 +32,6 @@ pub fn save(memory: &Memory, out: impl Write) -> Result<()> {
 }
 
 /// [`save`] for a server: also the memory's identity, parameters, the progress of writers, and ids of items.
-///
-/// # Errors
-/// Errors of [`save`].
 pub fn save_server(memory: &Memory, out: impl Write) -> Result<()> {
     write(memory, out, true)
 }

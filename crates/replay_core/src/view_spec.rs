@@ -54,7 +54,6 @@ impl Padding {
 pub struct NStep {
     /// The column of observations, or what the names of its parts' columns begin with: `observation` of `observation/camera`.
     pub observation: String,
-    /// Observations in a stack.
     pub stack: Stack,
     /// Steps of the return; 1 to 1024.
     pub n: u16,
@@ -83,7 +82,6 @@ pub struct NStep {
 pub struct Sequences {
     /// The column of observations, or what the names of its parts' columns begin with: `observation` of `observation/camera`.
     pub observation: String,
-    /// Observations in a stack.
     pub stack: Stack,
     /// Steps in the loss; 1 to 16384.
     pub length: u16,
@@ -124,12 +122,9 @@ impl Default for NStep {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ViewSpec {
-    /// Transitions over n steps.
     #[serde(rename = "n_step")]
     NStep(NStep),
-    /// Windows for recurrent agents.
     Sequences(Sequences),
-    /// The rows, unchanged.
     Window(Window),
 }
 
@@ -195,7 +190,6 @@ impl ViewSpec {
         observation.is_some_and(|name| observation::has_column(name, column))
     }
 
-    /// The parts of the observation.
     fn parts(&self, config: &TableConfig) -> Result<Vec<Part>> {
         match self {
             ViewSpec::NStep(view) => observation::parts(config, &view.observation, &view.stack),
@@ -205,9 +199,6 @@ impl ViewSpec {
     }
 
     /// Checks the numbers.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a number out of its range.
     pub fn check_numbers(&self) -> Result<()> {
         if let Some(part) = self.observation().filter(|name| name.contains('/')) {
             let (whole, _) = part.split_once('/').unwrap_or_default();
@@ -303,7 +294,6 @@ fn check_gamma(gamma: f64) -> Result<()> {
     Err(Error::Config(format!("a view's gamma is 0 to 1, got {}", Number(gamma))))
 }
 
-/// The index of a column.
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
     config.column_index(name).ok_or_else(|| {
         let names = config.column_names();

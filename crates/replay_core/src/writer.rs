@@ -28,7 +28,6 @@ pub use step::{FinalObservations, StepBatch, Values};
 /// Total bytes of the open chunks at which they are pushed, however few steps they have.
 const FULL_BYTES: usize = 4 << 20;
 
-/// Settings of a writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterOptions {
     /// Display name, in errors and logs.
@@ -45,18 +44,13 @@ impl Default for WriterOptions {
     }
 }
 
-/// Counters of a writer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WriterCounters {
     /// Appended steps, without final rows.
     pub steps: u64,
-    /// Appended final rows.
     pub final_rows: u64,
-    /// Completed items.
     pub items: u64,
-    /// Windows that never became items.
     pub dropped: DroppedWindows,
-    /// Rows that are not pushed yet.
     pub unsent_rows: u64,
 }
 
@@ -82,7 +76,6 @@ pub struct Writer<E = Error> {
     marks_final_rows: bool,
     /// Whether its pushes may wait for newer parameters.
     lag_limited: bool,
-    /// Dropped windows were logged.
     warned: bool,
     closed: bool,
 }
@@ -218,9 +211,6 @@ impl<E: From<Error>> Writer<E> {
 
     /// [`Writer::flush`] for a sample that waits. Items of a terminated episode whose last observation comes with the next call
     /// are pushed with that: the sample would take them without it.
-    ///
-    /// # Errors
-    /// As [`Writer::flush`].
     pub fn flush_complete(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.push_and_flush(self.marks_final_rows, wait)
     }
@@ -259,7 +249,6 @@ impl<E: From<Error>> Writer<E> {
         &self.id
     }
 
-    /// The writer's counters.
     pub fn counters(&self) -> WriterCounters {
         let mut counters = self.counters;
         for windows in &self.windows {

@@ -10,9 +10,6 @@ use crate::table::counters::SavedCounts;
 use crate::table::writers::WriterIdentity;
 
 /// The body of a record in JSON.
-///
-/// # Errors
-/// [`Error::Internal`].
 pub fn to_json(record: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(record).map_err(|error| Error::Internal(error.to_string()))
 }
@@ -31,7 +28,6 @@ pub struct WriterRecord {
     pub open: Option<OpenRecord>,
 }
 
-/// The progress of an open writer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenRecord {
@@ -50,7 +46,6 @@ pub struct OpenRecord {
 pub struct ChunkRecord {
     /// Number of its writer's record.
     pub writer: u32,
-    /// The writer's stream.
     pub stream: u32,
     pub rows: u32,
     /// The stream's number of the first row.
@@ -160,7 +155,6 @@ impl TableState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServedTable {
-    /// The table's number.
     pub number: u16,
     /// Number of the chunk that arrives next.
     pub end: u64,
@@ -180,7 +174,6 @@ pub struct ParametersRecord {
 }
 
 impl ParametersRecord {
-    /// Whether the name was dropped.
     pub fn is_dropped(&self) -> bool {
         self.file.is_empty()
     }

@@ -9,9 +9,7 @@ use super::{SumTree, mass_change};
 /// A new priority for an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update {
-    /// The item's leaf.
     pub slot: u32,
-    /// The item's generation.
     pub generation: u32,
     /// The priority in units, at most [`SumTree::MAX_UNITS`].
     pub units: u64,

@@ -155,7 +155,6 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         units as f64 / self.units_per_one
     }
 
-    /// Number of leaves.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -275,9 +274,6 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Checks the tree at rest (no writer under way): every sum is exactly the sum of its children, and the count
     /// of leaves with mass is right. O(capacity).
-    ///
-    /// # Errors
-    /// [`Error::Internal`] that names the first node at fault.
     pub fn check_at_rest(&self) -> Result<()> {
         let with_mass = self.leaves().filter(|(_, leaf)| leaf.units() > 0).count();
         if with_mass as u64 != self.live_with_mass() {

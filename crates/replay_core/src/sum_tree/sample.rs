@@ -13,12 +13,9 @@ use super::node::{ChildSums, Level, Node};
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 use super::vector;
 
-/// A sampled leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampledLeaf {
-    /// The leaf.
     pub slot: u32,
-    /// The generation of the item in it.
     pub generation: u32,
     /// Its priority in units when it was sampled: above zero.
     pub units: u64,

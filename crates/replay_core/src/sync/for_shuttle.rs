@@ -12,12 +12,10 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(Default)]
 struct Notifications {
-    /// Notifications so far.
     count: Mutex<u64>,
     rises: Condvar,
 }
 
-/// Notifies its listeners.
 #[derive(Default)]
 pub struct Event(Arc<Notifications>);
 

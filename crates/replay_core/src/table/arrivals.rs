@@ -14,9 +14,7 @@ pub struct Arrivals {
     pub number: u16,
     /// Number of the oldest live chunk.
     pub first: u64,
-    /// Steps of the live chunks.
     pub steps: u64,
-    /// Bytes of the pushes with live chunks.
     pub bytes: u64,
     /// Set while a snapshot is written.
     pub after_moment: Option<AfterMoment>,

@@ -64,9 +64,6 @@ impl Table {
 
     /// Removes all chunks that are live now, with their items, and resets the limiter and the largest priority. Writers
     /// continue; no window reaches back beyond this.
-    ///
-    /// # Errors
-    /// [`crate::Error::Internal`] for a table that has failed.
     pub(crate) fn empty(&self) -> Result<()> {
         self.catch_panic(|| {
             let end = self.begin_to_empty()?;

@@ -18,7 +18,6 @@ const SPACE_SHIFT: u32 = SLOT_BITS + LIFETIME_BITS;
 /// Names an item within its table: its slot in the sum tree, and which of the slot's lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ItemId {
-    /// The leaf.
     pub slot: u32,
     /// The lifetime of the leaf: odd.
     pub generation: u32,
@@ -40,9 +39,6 @@ pub struct IdSpace {
 
 impl IdSpace {
     /// The ids of a new table.
-    ///
-    /// # Errors
-    /// Errors of [`random_number`].
     pub fn new() -> Result<Self> {
         // Upper half: id of the process that counts. Lower half: its next table's number. A forked process begins at a random
         // number. Not loom's: no model makes tables.
@@ -94,12 +90,10 @@ pub struct RestoredIds {
 impl RestoredIds {
     const NONE: u32 = u32::MAX;
 
-    /// Bytes that they take.
     pub fn bytes(ids: &[(u64, ItemId)]) -> u64 {
         (size_of_val(ids) + Self::slots(ids) * size_of::<u32>()) as u64
     }
 
-    /// The ids of these items.
     pub fn new(mut ids: Vec<(u64, ItemId)>, reservation: Reservation) -> Self {
         ids.sort_unstable_by_key(|&(bits, _)| bits);
         let mut by_slot = vec![Self::NONE; Self::slots(&ids)];
@@ -109,7 +103,6 @@ impl RestoredIds {
         RestoredIds { ids: ids.into(), by_slot: by_slot.into(), _reservation: reservation }
     }
 
-    /// The item of an id.
     pub fn item(&self, bits: u64) -> Option<ItemId> {
         let index = self.ids.binary_search_by_key(&bits, |&(bits, _)| bits);
         Some(self.ids[index.ok()?].1)

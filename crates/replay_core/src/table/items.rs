@@ -20,14 +20,11 @@ use base::planted;
 
 use super::ids::{IdSpace, ItemId, RestoredIds};
 
-/// The rows of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemRows {
     /// The first row, counted in its chunk.
     pub first_row: u32,
-    /// Rows before the anchor.
     pub before: u16,
-    /// Rows after the anchor.
     pub after: u16,
 }
 
@@ -36,7 +33,6 @@ pub struct ItemRows {
 pub struct Metadata {
     /// The chunk of its first row: the item dies with it.
     pub oldest: Handle,
-    /// Its rows.
     pub rows: ItemRows,
     /// Steps the table had taken when the item was inserted.
     pub born: u64,
@@ -64,7 +60,6 @@ const UNDER_WAY: u64 = 1;
 /// A counted sample of an item.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    /// The item.
     pub id: ItemId,
     lifetime: u32,
     /// Its mass when it was sampled, to put back if this claim took the last sample and is undone.
@@ -120,12 +115,10 @@ impl Items {
         let _ = self.restored_ids.set(ids);
     }
 
-    /// Bytes that `capacity` items allocate.
     pub fn bytes(capacity: u32) -> u64 {
         <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + FreeSlots::SLOT_BYTES) as u64
     }
 
-    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.words.len()
     }
@@ -135,7 +128,6 @@ impl Items {
         self.capacity().saturating_sub(self.live() as usize)
     }
 
-    /// Number of free slots, at rest.
     pub fn free_at_rest(&self) -> usize {
         self.free.count()
     }
@@ -148,7 +140,6 @@ impl Items {
         }
     }
 
-    /// Live items.
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }
@@ -228,7 +219,6 @@ impl Items {
         own.filter(|&id| self.confirm(id)).or_else(|| restored.item(bits)).or(own)
     }
 
-    /// The table's number in its ids.
     pub fn number(&self) -> u16 {
         self.ids.number
     }
@@ -249,7 +239,6 @@ impl Items {
         planted!(OneLook) || self.batches.load(Ordering::Relaxed) == batches
     }
 
-    /// Announces a batch of claims.
     pub fn begin_batch(&self) {
         if self.max_times_sampled > 0 {
             self.batches.fetch_add(BEGUN + UNDER_WAY, Ordering::Relaxed);
@@ -322,7 +311,6 @@ impl Items {
         }
     }
 
-    /// Whether samples of an item are limited.
     pub fn limits_samples(&self) -> bool {
         self.max_times_sampled > 0
     }

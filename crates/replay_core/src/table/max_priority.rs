@@ -20,13 +20,11 @@ pub struct MaxPriority {
 }
 
 impl MaxPriority {
-    /// Largest priority of an empty table.
     pub fn new(config: &TableConfig) -> Self {
         let live = config.live_max_priority.then(|| LockedOrder::new(config, RankBy::Highest));
         MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live }
     }
 
-    /// Bytes that it allocates.
     pub fn bytes(config: &TableConfig) -> u64 {
         match config.live_max_priority {
             true => LockedOrder::bytes(config),

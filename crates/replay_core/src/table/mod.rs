@@ -130,9 +130,6 @@ impl Table {
     }
 
     /// An empty table of a valid definition.
-    ///
-    /// # Errors
-    /// Errors of [`IdSpace::new`].
     pub(crate) fn new(
         config: TableConfig,
         reservation: Reservation,
@@ -207,9 +204,6 @@ impl Table {
     }
 
     /// Takes the insert lock.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] once a holder has panicked.
     fn lock_arrivals(&self) -> Result<MutexGuard<'_, Arrivals>> {
         self.arrivals.lock().map_err(|_| self.failed())
     }

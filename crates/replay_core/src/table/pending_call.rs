@@ -12,14 +12,12 @@ use super::Turn;
 /// Result of one attempt at a call that may have to wait.
 #[derive(Debug)]
 pub enum Attempt<T> {
-    /// Done.
     Ready(T),
     /// Nothing was done. [`PendingCall`] says when to try again.
     Blocked(WaitReason),
 }
 
 impl<T> Attempt<T> {
-    /// Maps the result of a finished attempt.
     pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Attempt<U> {
         match self {
             Attempt::Ready(done) => Attempt::Ready(result(done)),
@@ -35,17 +33,14 @@ pub struct PendingCall<E = Error> {
     until: Option<Instant>,
     /// Makes the error at the end of the wait.
     ended: fn(WaitReason) -> E,
-    /// Whether the call was attempted.
     tried: bool,
 }
 
 /// Result of [`PendingCall::step`].
 pub enum Step<T, L> {
-    /// The call has ended.
     Ready(T),
     /// Blocked: the caller sleeps until a change, or until [`PendingCall::again`], and calls `step` again.
     Blocked {
-        /// Reason of the wait.
         reason: WaitReason,
         /// Completes at a change that may unblock it.
         changed: L,
@@ -58,15 +53,11 @@ impl<E> PendingCall<E> {
         PendingCall { turn, until, ended, tried: false }
     }
 
-    /// Queue membership of the call.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
     /// Makes one attempt. Its argument is `true` in the last one before the deadline's error.
-    ///
-    /// # Errors
-    /// The attempt's error, which ends the call; the error of `ended` if the call is still blocked at the end of its wait.
     pub fn attempt<T>(
         &mut self,
         clock: impl Fn() -> Instant,
@@ -82,9 +73,6 @@ impl<E> PendingCall<E> {
 
     /// Attempts the call until it has ended, or is blocked with a listener that covers the whole attempt. `listen` makes a listener for
     /// the changes that may unblock the call at its current queue position.
-    ///
-    /// # Errors
-    /// Errors of [`PendingCall::attempt`] and of `listen`.
     pub fn step<T, L>(
         &mut self,
         clock: impl Fn() -> Instant,

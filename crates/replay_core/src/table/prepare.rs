@@ -32,7 +32,6 @@ pub struct Prepared {
 pub struct PreparedChunk {
     /// `None` once the slab has it.
     pub stored: Option<Box<StoredChunk>>,
-    /// In the slab.
     pub handle: Option<Handle>,
     pub stream: u32,
     /// Its steps; the arrival is filled in when it is in place.

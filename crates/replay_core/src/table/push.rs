@@ -101,7 +101,6 @@ impl Table {
         Some(reason.into())
     }
 
-    /// Applies the next push of a writer.
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(&push.body, &writer.identity) {
             Ok(inserting) => inserting,

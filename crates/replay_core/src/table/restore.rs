@@ -100,9 +100,6 @@ impl Staged {
 
     /// Checks that a changed view of the table finds its rows around every item: samples with it would fail until the last of these
     /// items has gone.
-    ///
-    /// # Errors
-    /// [`Error::TableDiffers`].
     pub fn check_view(&mut self) -> Result<()> {
         let (view, saved) = (&self.table.config.view, &self.saved.view);
         let Some(view) = view.as_ref().filter(|_| view != saved) else {
@@ -288,7 +285,6 @@ impl Staged {
         self.first + self.chunks.len() as u64
     }
 
-    /// A chunk and its writer.
     fn chunk(&self, number: u64) -> Option<(&PreparedChunk, &StagedWriter)> {
         let StagedChunk { writer, push } = self.chunks.get(number.checked_sub(self.first)? as usize)?;
         Some((push.chunks.first()?, &self.writers[*writer]))

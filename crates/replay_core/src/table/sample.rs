@@ -75,7 +75,6 @@ struct Sampling<'a> {
 
 /// What a random sample found in its table.
 struct Drawn {
-    /// Items with mass.
     live_items: u64,
     /// The smallest probability of an item, if it is asked for and there is one.
     min_probability: Option<f64>,
@@ -175,7 +174,6 @@ impl Table {
         }
     }
 
-    /// A sample found what it wanted.
     fn want_no_samples(&self) {
         if self.samples_wanted.load(Ordering::Relaxed) > 0 {
             self.samples_wanted.store(0, Ordering::Relaxed);
@@ -439,9 +437,6 @@ impl<'a> Sampling<'a> {
 
     /// Pins `before` rows before the anchor of `item`, the anchor and `after` rows after it, from its oldest chunk
     /// on; `None` when a chunk is gone.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] for more pieces than a batch may have.
     fn pin(&mut self, oldest: PinnedChunk<'a>, item: &ItemRows, before: u16, after: u16) -> Result<Option<()>> {
         let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);

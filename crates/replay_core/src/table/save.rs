@@ -19,7 +19,6 @@ use super::writers::WriterIdentity;
 
 const ITEMS_AT_ONCE: usize = 4096;
 
-/// Records written so far.
 #[derive(Default)]
 struct Saved {
     /// Number of each chunk's record.

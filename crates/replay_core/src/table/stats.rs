@@ -73,9 +73,6 @@ impl Table {
     }
 
     /// Checks the table at rest: the sum tree adds up, and as many items are live as live chunks have.
-    ///
-    /// # Errors
-    /// [`crate::Error::Internal`] that names the counts that differ.
     pub fn check_at_rest(&self) -> crate::Result<()> {
         self.items.tree.check_at_rest()?;
         let arrivals = lock(&self.arrivals);

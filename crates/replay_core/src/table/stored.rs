@@ -30,11 +30,8 @@ pub type PinnedChunk<'a> = Pinned<'a, Box<StoredChunk>>;
 
 /// Steps of one stream, immutable but for the link to the chunk that continues them, and the items that die with them.
 pub struct StoredChunk {
-    /// Rows and blobs as they arrived.
     pub packed: PackedRows,
-    /// Their writer.
     pub writer: Arc<WriterIdentity>,
-    /// The writer's stream.
     pub stream: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
@@ -81,9 +78,7 @@ pub struct Held {
     bytes: AtomicU64,
     /// Most bytes: [`TableConfig::effective_capacity_bytes`].
     pub limit: u64,
-    /// Pushes that wait.
     pub pushes: Arc<WaitingLine>,
-    /// Samples that wait.
     pub samples: Arc<WaitingLine>,
     /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
@@ -106,7 +101,6 @@ impl Held {
         WaitingLine::wake_first(&[&self.pushes, &self.samples]);
     }
 
-    /// Bytes held now.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -133,7 +127,6 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// A charge that does not count yet.
     pub fn new(held: &Arc<Held>) -> Arc<Self> {
         Arc::new(Charge { held: held.clone(), bytes: AtomicU64::new(0) })
     }

@@ -34,7 +34,6 @@ pub struct Stream {
     spans: VecDeque<ChunkSpan>,
 }
 
-/// The chunk that a window begins in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstChunk {
     /// One that the table has stored, by its number in the order of arrival.
@@ -78,12 +77,10 @@ impl Stream {
         ChunkSpan { arrival: u64::MAX, first_step, rows, gaps }
     }
 
-    /// Allocates for one more chunk.
     pub fn reserve(&mut self) {
         self.spans.reserve(1);
     }
 
-    /// Adds a chunk that has arrived.
     pub fn push(&mut self, span: ChunkSpan) {
         self.next_step = span.end();
         self.spans.push_back(span);

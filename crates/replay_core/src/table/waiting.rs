@@ -55,7 +55,6 @@ impl WaitingLine {
         (waiting.calls.len(), reason.map(WaitReason::to_string))
     }
 
-    /// Whether a call waits.
     pub fn is_waited(&self) -> bool {
         // Relaxed: a hint, as a call may come or go meanwhile.
         self.length.load(Ordering::Relaxed) > 0
@@ -137,9 +136,6 @@ impl Turn {
     }
 
     /// Listener for the next attempt. [`PendingCall`](super::PendingCall) decides when to make it.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] for a call that was not blocked.
     pub fn changed(&self) -> Result<EventListener> {
         match &self.position {
             Some(here) => Ok(here.woken.listen()),
@@ -152,7 +148,6 @@ impl Turn {
         self.positions
     }
 
-    /// Whether the call is in a queue.
     pub fn waits(&self) -> bool {
         self.position.is_some()
     }
@@ -170,9 +165,6 @@ impl Turn {
     }
 
     /// Attempts the call if it is first in the queue or `passes` the others, and enqueues it if it is blocked.
-    ///
-    /// # Errors
-    /// The error of `attempt`, which ends the call.
     pub(super) fn attempt<T>(
         &mut self,
         line: &Arc<WaitingLine>,

@@ -58,13 +58,10 @@ impl WriterIdentity {
 pub struct TableWriter {
     /// Name and window.
     pub identity: Arc<WriterIdentity>,
-    /// Its streams, by number.
     pub streams: Vec<Stream>,
     /// Steps the table has taken from it.
     pub steps: u64,
-    /// Pushes that had to wait.
     blocked: u64,
-    /// Time that they have waited.
     waited: Duration,
     epoch: u32,
     last_sequence: u64,
@@ -113,14 +110,12 @@ impl TableWriter {
         self.waited += waited.unwrap_or_default();
     }
 
-    /// Notes that the next push was applied.
     pub fn applied(&mut self, steps: u64) {
         self.last_sequence += 1;
         self.steps += steps;
         *lock(&self.last_push) = Some(host::now());
     }
 
-    /// The writer's part of a snapshot.
     pub fn record(&self, number: u64) -> WriterRecord {
         let open = OpenRecord {
             number,
@@ -175,23 +170,19 @@ impl KnownWriter {
     }
 }
 
-/// Numbers of a table's writers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WriterCounts {
     /// Writers with a connection, or with a channel of this process.
     pub connected: u64,
     /// Writers whose connection has ended, and that another one may take over.
     pub resumable: u64,
-    /// Streams of all of them.
     pub streams: u64,
     /// Time since the last push of one of them, if any has pushed.
     pub last_push: Option<Duration>,
 }
 
-/// The writers of a table, by number.
 pub struct Writers {
     table: String,
-    /// Time of the table's creation.
     begun: Instant,
     entries: Mutex<HashMap<u64, KnownWriter>>,
     /// The writer that was closed or has expired last, and when.
@@ -199,12 +190,9 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Most writers in [`Self::stats`].
     pub const MOST_LISTED: usize = 256;
-    /// Most bytes of a writer's name.
     pub const MAX_NAME_BYTES: usize = 256;
 
-    /// No writers yet.
     pub fn new(table: &str) -> Self {
         Writers {
             table: table.to_owned(),
@@ -319,9 +307,6 @@ impl Writers {
     }
 
     /// Forgets a writer; an unknown one is ignored.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] when a newer connection has taken over.
     pub fn close(&self, writer: u64, epoch: u32) -> Result<()> {
         let Ok(found) = self.get(writer) else {
             return Ok(());
@@ -366,12 +351,10 @@ impl Writers {
         lock(&self.entries).entry(record.number).or_insert(entry);
     }
 
-    /// Streams of all writers.
     pub fn streams(&self) -> u64 {
         lock(&self.entries).values().map(|known| u64::from(known.streams)).sum()
     }
 
-    /// Numbers of writers, and of their streams.
     pub fn counts(&self) -> WriterCounts {
         counts(&lock(&self.entries))
     }

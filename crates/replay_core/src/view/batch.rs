@@ -35,9 +35,6 @@ impl Buffer {
     pub const ALIGNMENT: usize = 64;
 
     /// A buffer of `len` zeros without a pool.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn zeros(len: usize) -> Result<Self> {
         Ok(Buffer::over(Storage::zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
     }
@@ -47,12 +44,10 @@ impl Buffer {
         Buffer { storage, start, len, pool }
     }
 
-    /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.storage.as_slice()[self.start..self.start + self.len]
     }
 
-    /// The bytes, to be filled.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.storage.as_mut_slice()[self.start..self.start + self.len]
     }
@@ -63,12 +58,10 @@ impl Buffer {
         self.storage.as_mut_ptr().wrapping_add(self.start)
     }
 
-    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -90,9 +83,6 @@ pub(super) struct BufferPool {
 
 impl BufferPool {
     /// A buffer of `items` times `item_bytes` with any content.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] beyond 16 GiB, [`Error::OutOfMemory`].
     pub(super) fn take(self: &Arc<Self>, items: usize, item_bytes: usize) -> Result<Buffer> {
         let len = items.saturating_mul(item_bytes);
         check_size(
@@ -135,9 +125,7 @@ impl BufferPool {
 /// A named array with NumPy's description: element type, shape, strides and an offset into its buffer.
 #[derive(Clone)]
 pub struct Array {
-    /// Name in the batch.
     pub name: String,
-    /// Element type.
     pub dtype: Dtype,
     /// Elements along each dimension; the first is the batch.
     pub shape: Vec<usize>,
@@ -226,17 +214,14 @@ impl Array {
 pub struct Rejected {
     /// The item's id, for [`crate::Replay::report_corrupt`].
     pub id: u64,
-    /// Index of the item in the sample.
     pub item: usize,
     /// The reason, with the column's name.
     pub reason: String,
 }
 
-/// The arrays of one sample.
 pub struct Batch {
     /// Items: the first dimension of every array. Fewer than were sampled where some are rejected.
     pub len: usize,
-    /// The arrays.
     pub arrays: Vec<Array>,
     /// Index in the sample of each item that is kept.
     pub items: Vec<usize>,
@@ -246,9 +231,6 @@ pub struct Batch {
 
 impl Batch {
     /// Adds an array of one byte for each item.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut buffer = Buffer::zeros(bytes.len())?;
         buffer.as_mut_slice().copy_from_slice(bytes);
@@ -257,7 +239,6 @@ impl Batch {
         Ok(())
     }
 
-    /// The array of a name.
     pub fn get(&self, name: &str) -> Option<&Array> {
         self.arrays.iter().find(|array| array.name == name)
     }
@@ -267,7 +248,6 @@ impl Batch {
 pub(super) struct ArraySpec {
     name: String,
     dtype: Dtype,
-    /// Shape of one item.
     shape: Vec<usize>,
 }
 

@@ -84,7 +84,6 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    /// Unpacks a column that holds one number.
     pub(super) fn number(&mut self, row: SampledRow<'a>, column: usize) -> Decoded<f64> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
@@ -186,7 +185,6 @@ pub(super) struct Steps<'a> {
     pub(super) counted: &'a [SampledRow<'a>],
     /// These, and a truncated step after them whose next observation never came.
     pub(super) all: &'a [SampledRow<'a>],
-    /// The last one terminates.
     pub(super) terminated: bool,
     /// Known observations, from the anchor's to the one after the steps that count.
     pub(super) observations: usize,
@@ -226,9 +224,6 @@ impl<'a> SampledWindow<'a> {
 }
 
 /// Finds the rows of a sample, their blobs and their key rows.
-///
-/// # Errors
-/// [`Error::Corrupt`] when the reply does not have the rows, the blobs or the key rows that it announces.
 pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<SampledRow<'a>>> {
     let row_bytes = layout.row_bytes;
     if !sampled.rows.len().is_multiple_of(row_bytes) {
@@ -274,9 +269,6 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
 }
 
 /// Cuts the rows of a sample into the windows of its items.
-///
-/// # Errors
-/// [`Error::Corrupt`] when the windows do not add up to the rows.
 pub(super) fn split_windows<'a>(sampled: &Sampled, rows: &'a [SampledRow<'a>]) -> Result<Vec<SampledWindow<'a>>> {
     let mut rest = rows;
     let windows = sampled

@@ -38,9 +38,6 @@ pub(super) struct Fillers {
 
 impl Fillers {
     /// Starts all of `threads` but the calling one.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`], and [`Error::Io`] when the system starts no more threads.
     pub(super) fn new(threads: usize) -> Result<Self> {
         allocation::check_threads("a pool of unpacking threads", threads.saturating_sub(1))?;
         let start = |others| {

@@ -29,10 +29,8 @@ use batch::{ArraySpec, BufferPool};
 use decode::SampledWindow;
 use fill::{Fill, Fillers};
 
-/// Options of a [`Decoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Divisor of the importance weights.
     pub normalization: Normalization,
     /// Threads that unpack one batch, the calling one included; at least 1.
     pub threads: usize,
@@ -91,7 +89,6 @@ impl Decoder {
         })
     }
 
-    /// The layout of the rows.
     pub(crate) fn layout(&self) -> &RowLayout {
         &self.layout
     }

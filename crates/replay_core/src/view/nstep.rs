@@ -33,7 +33,6 @@ use crate::view_spec::find_scalar;
 
 pub(super) struct NStepView {
     spec: NStep,
-    /// The observation's parts.
     parts: Vec<Part>,
     reward: usize,
     /// Every column that is returned as it is at the anchor.

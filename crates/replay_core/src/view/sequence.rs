@@ -16,7 +16,6 @@ use crate::view_spec::find_scalar;
 
 pub(super) struct SequenceView {
     spec: Sequences,
-    /// The observation's parts.
     parts: Vec<Part>,
     reward: usize,
     /// Columns returned at the first step.
@@ -43,7 +42,6 @@ impl SequenceView {
         Ok(SequenceView { spec, parts, reward, state, others })
     }
 
-    /// Steps of a full window.
     fn steps(&self) -> usize {
         usize::from(self.spec.burn_in) + usize::from(self.spec.length)
     }

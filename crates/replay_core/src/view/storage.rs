@@ -17,9 +17,6 @@ unsafe impl Sync for Storage {}
 
 impl Storage {
     /// `len` zeros.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub(super) fn zeros(len: usize) -> Result<Self> {
         let bytes = allocation::zeros("an array", len)?;
         advise_huge_pages(&bytes);
@@ -38,14 +35,12 @@ impl Storage {
         UnsafeCell::raw_get(self.0.as_ptr())
     }
 
-    /// The bytes.
     pub(super) fn as_slice(&self) -> &[u8] {
         // SAFETY: address and length are the box's, and a write through the address is sound only while no slice of the
         // bytes is in use.
         unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len()) }
     }
 
-    /// The bytes, to be filled.
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: address and length are the box's, and the reference to it is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }

@@ -20,7 +20,6 @@ impl Copies {
         Copies { streamed: cfg!(target_arch = "x86_64") && bytes > CACHED }
     }
 
-    /// Whether values of `bytes` are streamed.
     pub(super) fn streams(&self, bytes: usize) -> bool {
         self.streamed && bytes >= SHORTEST
     }

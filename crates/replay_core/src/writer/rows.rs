@@ -95,7 +95,6 @@ pub(super) fn is_set(bits: Option<&[bool]>, row: usize) -> bool {
 
 /// The last observations of episodes that end with a step, checked.
 pub(super) struct LastObservations<'a> {
-    /// By column.
     pub(super) columns: Vec<(usize, Strided<'a>)>,
     pub(super) ended: Option<&'a [bool]>,
     pub(super) q: Option<QValues<'a>>,
@@ -146,7 +145,6 @@ impl<'a> CheckedStep<'a> {
         !self.is_final(row) && self.ends(row) && self.last_observation(row).is_none()
     }
 
-    /// The flags of a row.
     pub(super) fn flags(&self, row: usize, windows: &EpisodeWindows) -> u8 {
         if self.is_final(row) {
             return flags::FINAL;

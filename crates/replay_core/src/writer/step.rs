@@ -13,7 +13,6 @@ use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 /// Values of every stream: a contiguous array whose first dimension is the streams, after the steps in a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Values<'a> {
-    /// Element type.
     pub dtype: Dtype,
     /// `[streams, ...]`, or `[steps, streams, ...]`.
     pub shape: &'a [usize],
@@ -114,9 +113,6 @@ impl StepChecker {
     }
 
     /// Checks a step, or a block of `steps`, against the table and the open windows.
-    ///
-    /// # Errors
-    /// [`Error::Schema`] or [`Error::Priority`].
     pub(super) fn check<'a>(
         &'a self,
         step: &StepBatch<'a>,

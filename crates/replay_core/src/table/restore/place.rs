@@ -30,9 +30,6 @@ fn not_empty(table: &Table, arrivals: &Arrivals) -> Error {
 
 impl Staged {
     /// Whether [`Self::place`] would find the table empty, asked of all tables before the first one is placed.
-    ///
-    /// # Errors
-    /// As [`Self::place`].
     pub fn check_unused(&self) -> Result<()> {
         let arrivals = self.table.lock_arrivals()?;
         self.table.check_open()?;

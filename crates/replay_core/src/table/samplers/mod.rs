@@ -39,7 +39,6 @@ pub fn make(config: &TableConfig) -> Box<dyn ItemSampler> {
     }
 }
 
-/// Bytes that [`make`] allocates.
 pub fn bytes(config: &TableConfig) -> u64 {
     match config.sampler {
         Sampler::Prioritized | Sampler::Uniform => 0,

@@ -12,11 +12,8 @@ use crate::table::items::Items;
 pub enum RankBy {
     /// By insertion, whatever the priorities are.
     Oldest,
-    /// As above.
     Newest,
-    /// By priority.
     Highest,
-    /// As above.
     Lowest,
 }
 
@@ -182,7 +179,6 @@ impl LockedOrder {
         }))
     }
 
-    /// Bytes that it allocates.
     pub fn bytes(config: &TableConfig) -> u64 {
         config.capacity * (size_of::<(Rank, u32)>() + size_of::<(u32, u32)>()) as u64
     }

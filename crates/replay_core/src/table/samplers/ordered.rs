@@ -27,9 +27,6 @@ impl Ordered {
     }
 
     /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
-    ///
-    /// # Errors
-    /// The first error of `take`.
     pub fn offer(&self, mut count: u32, mut take: impl FnMut(ItemId) -> Result<Taken>) -> Result<()> {
         while count > 0 {
             // Locked until the item is taken: no other sample may remove it after it was put back.

@@ -40,7 +40,6 @@ impl RankBased {
         RankBased { order, sums: sums(config.capacity as u32, config.priority_exponent) }
     }
 
-    /// Bytes that it allocates.
     pub fn bytes(config: &TableConfig) -> u64 {
         LockedOrder::bytes(config) + config.capacity * size_of::<u64>() as u64
     }

@@ -12,19 +12,16 @@ use crate::error::{Error, Result};
 pub struct WriterConnection(OnceLock<Instant>);
 
 impl WriterConnection {
-    /// Records its end, once.
     pub fn end(&self, now: Instant) {
         let _ = self.0.set(now);
     }
 
-    /// Time of its end; `None` before.
     pub(super) fn end_time(&self) -> Option<Instant> {
         self.0.get().copied()
     }
 }
 
 impl Writers {
-    /// Most streams of a writer.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Most streams of all writers of a table. A new writer may take half of those that the connected ones leave, so that a few wide
     /// writers do not keep out the next one. Disconnected writers keep theirs until a new one needs them: the one that has been
