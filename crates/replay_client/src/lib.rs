@@ -226,6 +226,8 @@ impl Commands for Client {
 
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
+        // JSON has no numbers that are not finite.
+        config.validate()?;
         self.call::<()>(wait, None, RequestBody::CreateTable(config.clone()))?;
         self.dialer.tables().insert(config.name.clone(), config.clone());
         Ok(())

@@ -74,7 +74,8 @@ struct Request {
     hello @2 :Hello;
     authenticate @3 :Data;
     # the client's proof; empty without a token
-    createTable @4 :TableConfig;
+    createTable @4 :Text;
+    # The table's definition in JSON, see TableDefinition below.
     describeTable @5 :Text;
     emptyTable @6 :Text;
     dropTable @7 :Text;
@@ -107,8 +108,8 @@ struct Reply {
     # the server's proof; empty without a token
     done @4 :Void;
     # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot
-    table @5 :TableConfig;
-    # describeTable
+    table @5 :Text;
+    # describeTable: a TableDefinition
     writer @6 :WriterOpened;
     pushed @7 :Pushed;
     sampled @8 :Sampled;
@@ -190,39 +191,25 @@ struct Challenge {
   # the server's limit on one frame
 }
 
-struct Column {
-  name @0 :Text;
-  dtype @1 :Text = "bool";
-  # in NumPy's names
-  shape @2 :List(UInt32);
-  codec @3 :Text = "none";
-  # none, lz4, zstd
-  finite @4 :Bool = true;
-  # writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
-  # table's view; a server does not look into rows
-}
-
-struct TableConfig {
-  name @0 :Text;
-  columns @1 :List(Column);
-  capacity @2 :UInt64;
-  capacityBytes @3 :UInt64;
-  sampler @4 :Text = "prioritized";
-  # prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based
-  priorityExponent @5 :Float64;
-  priorityUnitLog2 @6 :Int32;
-  maxTimesSampled @7 :UInt32;
-  minSize @8 :UInt64;
-  samplesPerInsert @9 :Float64;
-  # 0 switches the ratio limit off
-  slack @10 :Float64;
-  liveMaxPriority @11 :Bool;
-  # items without a priority take the largest of the live items, not the largest ever
-  view @12 :Text;
-  # JSON of the view of writers and samples that name none; empty without one
-  maxVersionLag @13 :UInt32;
-  # versions by which the parameters of a writer may be behind while it pushes; 0 sets no limit
-}
+# TableDefinition: JSON of at most 128 KiB, with the names of a configuration file (`TableConfig` in crates/replay_core/src/schema.rs).
+#
+#   {"name": "steps",
+#    "columns": [{"name": "observation", "dtype": "float32", "shape": [4], "codec": "none", "finite": true}],
+#    "capacity": 1000, "capacity_bytes": 0, "sampler": "prioritized", "priority_exponent": 0.6,
+#    "priority_unit_log2": -19, "live_max_priority": false, "max_times_sampled": 0, "min_size": 1,
+#    "samples_per_insert": 0.0, "slack": 0.0, "max_version_lag": 0, "view": {...}}
+#
+#   dtype                in NumPy's names
+#   codec                none, lz4, zstd; without one, by the size of a value
+#   finite               writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
+#                        table's view; a server does not look into rows
+#   sampler              prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based
+#   live_max_priority    items without a priority take the largest of the live items, not the largest ever
+#   max_times_sampled, samples_per_insert, max_version_lag
+#                        0 sets no limit. The last: versions by which the parameters of a writer may be behind while it pushes
+#   view                 of writers and samples that name none
+#
+# All but name, columns and capacity may be left out, and of a column all but name and dtype.
 
 struct OpenWriter {
   # On the connection that the writer's pushes will come over: a push over one that has opened no writer ends
@@ -396,7 +383,8 @@ struct ReportCorrupt {
 
 struct Listing {
   # Both in the order of their names.
-  tables @0 :List(TableConfig);
+  tables @0 :List(Text);
+  # each a TableDefinition
   parameters @1 :List(ListedParameters);
 }
 

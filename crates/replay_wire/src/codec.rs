@@ -11,11 +11,10 @@ use crate::innet_capnp as wire;
 use crate::{Reply, ReplyBody, Request, RequestBody};
 use base::error::check_size;
 
-/// Memory for decoded lists of structs in a request, in addition to the size of its control message. Chunks and items take as much decoded
-/// as encoded; the columns of a table take more.
+/// Memory for decoded lists in a request, in addition to the size of its control message: chunks and items take as much decoded as encoded.
 const SMALL_LISTS: usize = 16 << 10;
 
-/// Memory for decoded lists of structs in a reply, in bytes per byte of its control message. A list of tables takes 1.5.
+/// Memory for decoded lists in a reply, in bytes per byte of its control message. A list of tables takes 1.5.
 const REPLY_LISTS: usize = 3;
 
 /// First segment of a message without long lists, in words.
@@ -24,7 +23,7 @@ const FEW_WORDS: usize = 64;
 /// Longest message that is built, in words: a list of Cap'n Proto has fewer.
 const MAX_WORDS: u64 = (1 << 29) - 1;
 
-/// Nesting limit; the deepest message is request, table, columns, column, shape.
+/// Nesting limit; the deepest message is reply, listing, tables, definition.
 const NESTING: i32 = 16;
 
 /// The frame of a request. Its payload is shared, not copied.
@@ -66,7 +65,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
 fn request_words(body: &RequestBody) -> usize {
     FEW_WORDS
         + match body {
-            RequestBody::CreateTable(table) => table.columns.iter().map(|column| 8 + column.shape.len()).sum(),
+            RequestBody::CreateTable(table) => 64 + 16 * table.columns.len(),
             RequestBody::Push(push) => 3 * (push.body.chunks.len() + push.body.items.len()),
             RequestBody::UpdatePriorities(update) => update.ids.len() + update.priorities.len(),
             _ => 0,
@@ -104,7 +103,7 @@ fn head(message: &Builder<HeapAllocator>) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Protocol`] for anything but a request, and for one whose lists take too much memory: a decoded control message takes at most
-/// twice its encoded size plus 16 KiB.
+/// twice its encoded size plus 16 KiB, but for the definition of a table, which takes up to six times its JSON of at most 128 KiB.
 pub fn decode_request(frame: Frame) -> Result<Request> {
     let message = reader(&frame)?;
     let root: wire::request::Reader<'_> = message.get_root()?;

@@ -13,7 +13,7 @@ use base::words::shortened;
 use replay_core::replay::SampleCredit;
 
 /// Most bytes of a text in an error: the peer may be unauthenticated, and errors are logged.
-pub const QUOTED: usize = 64;
+const QUOTED: usize = 64;
 
 /// Most bytes of a parser's reason, which also quotes the text.
 const REASON: usize = 256;
@@ -42,6 +42,14 @@ impl Rest {
         self.payload.take()
     }
 
+    /// Reserves memory for a list of so many elements.
+    pub fn reserve<T>(&self, elements: u32) -> Result<()> {
+        let left = self.room.get().checked_sub(elements as usize * size_of::<T>());
+        let longer = || Error::Protocol("a message whose lists are much longer decoded than encoded".into());
+        self.room.set(left.ok_or_else(longer)?);
+        Ok(())
+    }
+
     /// A list of structs, each by `read`.
     pub fn list<'a, S: OwnedStruct, T>(
         &self,
@@ -49,9 +57,7 @@ impl Rest {
         read: impl Fn(S::Reader<'a>) -> Result<T>,
     ) -> Result<Vec<T>> {
         let list = list?;
-        let left = self.room.get().checked_sub(list.len() as usize * size_of::<T>());
-        let longer = || Error::Protocol("a message whose lists are much longer decoded than encoded".into());
-        self.room.set(left.ok_or_else(longer)?);
+        self.reserve::<T>(list.len())?;
         // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
         let mut values = Vec::with_capacity(list.len() as usize);
         for item in list {
@@ -87,21 +93,12 @@ pub fn key(data: capnp::Result<data::Reader<'_>>) -> Result<[u8; 32]> {
     data.try_into().map_err(|_| Error::Protocol(format!("a field of 32 bytes has {}", data.len())))
 }
 
-/// A value by its name in files and in Python.
-pub fn named<T: DeserializeOwned>(what: &str, name: capnp::Result<text::Reader<'_>>) -> Result<T> {
-    let name = text(name)?;
-    let value = T::deserialize(serde::de::value::StrDeserializer::<serde_json::Error>::new(&name));
-    value.map_err(|error| {
-        let reason = shortened(error.to_string(), REASON);
-        Error::Protocol(format!("{what}, which this release does not know: {reason}; update it, or choose another"))
-    })
-}
-
 /// A value in JSON, which clients of other languages read, too.
 pub fn json<T: DeserializeOwned>(what: &str, json: capnp::Result<text::Reader<'_>>) -> Result<T> {
-    let json = text(json)?;
-    serde_json::from_str(&json).map_err(|error| {
-        let (start, reason) = (shortened(&*json, QUOTED), shortened(error.to_string(), REASON));
+    let json = json?.as_bytes();
+    serde_json::from_slice(json).map_err(|error| {
+        let start = String::from_utf8_lossy(&json[..json.len().min(QUOTED)]);
+        let reason = shortened(error.to_string(), REASON);
         Error::Protocol(format!("{what} {start:?} cannot be read: {reason}"))
     })
 }

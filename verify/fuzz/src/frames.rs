@@ -19,8 +19,9 @@ const FRAME: u64 = 1 << 20;
 pub fn decode(input: &[u8]) {
     let mut rest = input;
     while let Some((header, frame, after)) = split(rest) {
-        // The copy of the frame, texts and numbers, and the lists of a reply, which take three times the message; an error's text.
-        let limit = 5 * u64::from(header.control) + (32 << 10);
+        // The copy of the frame, texts and numbers, and the lists of a reply, which take three times the message, or the definition of a
+        // table, which takes six times its JSON; an error's text.
+        let limit = 8 * u64::from(header.control) + (32 << 10);
         request(&frame, limit);
         reply(&frame, limit);
         rest = after;

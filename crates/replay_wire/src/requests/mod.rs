@@ -175,7 +175,7 @@ impl RequestBody {
         Ok(match from.which()? {
             Which::Hello(hello) => RequestBody::Hello(hello::read(hello?)?),
             Which::Authenticate(proof) => RequestBody::Authenticate(read_proof(proof)?),
-            Which::CreateTable(config) => RequestBody::CreateTable(table::read(config?, rest)?),
+            Which::CreateTable(config) => RequestBody::CreateTable(table::read(config)?),
             Which::DescribeTable(name) => RequestBody::DescribeTable(text(name)?),
             Which::EmptyTable(name) => RequestBody::EmptyTable(text(name)?),
             Which::DropTable(name) => RequestBody::DropTable(text(name)?),
@@ -201,7 +201,7 @@ impl RequestBody {
         match self {
             RequestBody::Hello(hello) => hello::write(hello, root.init_hello()),
             RequestBody::Authenticate(proof) => root.set_authenticate(proof.as_ref().map_or(&[], |proof| proof)),
-            RequestBody::CreateTable(config) => table::write(config, root.init_create_table()),
+            RequestBody::CreateTable(config) => root.set_create_table(&*to_json(config)),
             RequestBody::DescribeTable(name) => root.set_describe_table(name),
             RequestBody::EmptyTable(name) => root.set_empty_table(name),
             RequestBody::DropTable(name) => root.set_drop_table(name),
@@ -252,7 +252,7 @@ impl ReplyBody {
             Which::Done(()) => ReplyBody::Done,
             Which::Challenge(challenge) => ReplyBody::Challenge(hello::read_challenge(challenge?)?),
             Which::Welcome(proof) => ReplyBody::Welcome(read_proof(proof)?),
-            Which::Table(config) => ReplyBody::Table(table::read(config?, rest)?),
+            Which::Table(config) => ReplyBody::Table(table::read(config)?),
             Which::Writer(opened) => ReplyBody::Writer(writer::read_opened(opened?)),
             Which::Pushed(pushed) => ReplyBody::Pushed(pushed?.get_steps()),
             Which::Sampled(sampled) => ReplyBody::Sampled(sample::read_sampled(sampled?, rest)?),
@@ -281,7 +281,7 @@ impl ReplyBody {
             ReplyBody::Done => root.set_done(()),
             ReplyBody::Challenge(challenge) => hello::write_challenge(&challenge, root.init_challenge()),
             ReplyBody::Welcome(proof) => root.set_welcome(proof.as_ref().map_or(&[], |proof| proof)),
-            ReplyBody::Table(config) => table::write(&config, root.init_table()),
+            ReplyBody::Table(config) => root.set_table(&*to_json(&config)),
             ReplyBody::Writer(opened) => writer::write_opened(&opened, root.init_writer()),
             ReplyBody::Pushed(steps) => root.init_pushed().set_steps(steps),
             ReplyBody::Sampled(mut sampled) => {

@@ -115,15 +115,16 @@ fn code(number: u16) -> ErrorCode {
     all[number as usize]
 }
 
-/// Frame of a request for a table with one column, whose list is then of `columns` structs of no bytes; `padding` bytes follow.
-fn empty_columns(columns: u64, padding: usize) -> Frame {
-    let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
-    let request = Request::new(1, 0, RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)));
+/// Frame of a push of one chunk, whose list is then of `chunks` structs of no bytes; `padding` bytes follow.
+fn empty_chunks(chunks: u64, padding: usize) -> Frame {
+    let chunk = ChunkHead { stream: 1, rows: 2, first_step: 3, bytes: 4 };
+    let body = PushBody { chunks: vec![chunk], ..PushBody::default() };
+    let request = Request::new(1, 0, RequestBody::Push(Push { writer: 1, epoch: 1, sequence: 1, body }));
     let mut control = encode_request(&request).unwrap().control().to_vec();
-    // The list's tag: one element of one data word and four pointers.
-    let tag = (1u64 << 2 | 1 << 32 | 4 << 48).to_le_bytes();
+    // The list's tag: one element of three data words.
+    let tag = (1u64 << 2 | 3 << 32).to_le_bytes();
     let at = (0..control.len()).step_by(8).find(|&i| control[i..i + 8] == tag).unwrap();
-    control[at..at + 8].copy_from_slice(&(columns << 2).to_le_bytes());
+    control[at..at + 8].copy_from_slice(&(chunks << 2).to_le_bytes());
     // The only segment's length, in words.
     let words = (control.len() - 8 + padding) / 8;
     control[4..8].copy_from_slice(&(words as u32).to_le_bytes());
@@ -133,7 +134,7 @@ fn empty_columns(columns: u64, padding: usize) -> Frame {
 
 #[test]
 fn a_list_of_half_a_billion_empty_structs_is_refused() {
-    let error = decode_request(empty_columns(u64::from(u32::MAX >> 3), 0)).unwrap_err();
+    let error = decode_request(empty_chunks(u64::from(u32::MAX >> 3), 0)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
 }
 
@@ -141,16 +142,16 @@ fn a_list_of_half_a_billion_empty_structs_is_refused() {
 #[cfg_attr(miri, ignore = "takes hours: a message of 1 MB")]
 fn a_request_takes_little_more_memory_decoded_than_encoded() {
     let padding = 1 << 20;
-    // As many as the message has words: 7 bytes of memory for each of its bytes.
-    let columns = (padding / 8) as u64;
-    let error = decode_request(empty_columns(columns, padding)).unwrap_err();
+    // As many as the message has words: 3 bytes of memory for each of its bytes.
+    let chunks = (padding / 8) as u64;
+    let error = decode_request(empty_chunks(chunks, padding)).unwrap_err();
     assert!(error.to_string().contains("decoded"), "{error}");
-    let fit = padding / size_of::<Column>();
-    let request = decode_request(empty_columns(fit as u64, padding)).unwrap();
-    let RequestBody::CreateTable(config) = request.body else {
-        panic!("{:?} is no table", request.body);
+    let fit = padding / size_of::<ChunkHead>();
+    let request = decode_request(empty_chunks(fit as u64, padding)).unwrap();
+    let RequestBody::Push(push) = request.body else {
+        panic!("{:?} is no push", request.body);
     };
-    assert_eq!(config.columns.len(), fit);
+    assert_eq!(push.body.chunks.len(), fit);
 }
 
 #[test]
@@ -158,15 +159,14 @@ fn a_codec_of_a_later_release_is_named() {
     let column = Column { name: "frame".into(), dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true };
     let message = refusal_of(&with_a_later_codec(column));
     let known = "unknown variant `lz9`, expected one of `none`, `lz4`, `zstd`";
-    assert!(message.contains("column \"frame\" has a codec, which this release does not know"), "{message}");
-    assert!(message.contains(known), "{message}");
+    assert!(message.contains("the definition of a table") && message.contains(known), "{message}");
 }
 
 /// The control message of a request for a table of `column`, packed by LZ4, with another codec.
 fn with_a_later_codec(column: Column) -> Vec<u8> {
     let request = Request::new(1, 0, RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)));
     let mut control = encode_request(&request).unwrap().control().to_vec();
-    let at = (0..control.len()).step_by(8).find(|&i| control[i..].starts_with(b"lz4\0")).unwrap();
+    let at = control.windows(3).position(|bytes| bytes == b"lz4").unwrap();
     control[at + 2] = b'9';
     control
 }
@@ -190,10 +190,10 @@ fn refusal_of(control: &[u8]) -> String {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "takes hours: a view of 64 KB")]
-fn a_long_view_is_refused_before_it_is_read() {
-    let message = refusal_of(&with_a_view(&"x".repeat(64 << 10)));
-    assert!(message.contains("and 65536 are the most"), "{message}");
+#[cfg_attr(miri, ignore = "takes hours: a definition of 128 KB")]
+fn a_long_definition_is_refused_before_it_is_read() {
+    let message = refusal_of(&with_a_view(&"x".repeat(128 << 10)));
+    assert!(message.contains("and 131072 are the most"), "{message}");
 }
 
 #[test]
