@@ -1,9 +1,8 @@
-//! Time, pauses, threads and random bytes of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
+//! Time, pauses and threads of the machine. On the threads of a simulated world (feature `simulated`) they are the world's, as
+//! [random](crate::random) bytes are.
 
 use std::io;
 use std::time::{Duration, Instant};
-
-use crate::error::OsError;
 
 /// The time.
 #[inline]
@@ -41,20 +40,6 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()>
     }
     let thread = std::thread::Builder::new().name(name.to_owned());
     thread.spawn(work).map(drop)
-}
-
-/// Fills `bytes` with random bytes from the operating system.
-///
-/// # Errors
-/// [`OsError`] when the operating system fails.
-pub fn fill_random(bytes: &mut [u8]) -> Result<(), OsError> {
-    #[cfg(feature = "simulated")]
-    if let Some(host) = simulated::current() {
-        host.fill_random(bytes);
-        return Ok(());
-    }
-    rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, bytes)
-        .map_err(|error| OsError::of("getting random bytes")(io::Error::other(error)))
 }
 
 /// Hosts of simulated worlds.

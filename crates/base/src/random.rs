@@ -1,25 +1,28 @@
-//! Random bytes from the operating system. A forked process never repeats its parent's, unlike a
-//! generator in the process.
-
-use crate::error::OsError;
-use crate::host::fill_random;
+//! Random bytes from the operating system, or from a simulated world. A forked process never repeats its parent's, unlike a generator in
+//! the process.
 
 /// Random bytes.
 ///
-/// # Errors
-/// [`OsError`] when the operating system fails.
-pub fn random<const N: usize>() -> Result<[u8; N], OsError> {
+/// # Panics
+/// When the operating system has none.
+pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    fill_random(&mut bytes)?;
-    Ok(bytes)
+    #[cfg(feature = "simulated")]
+    if let Some(host) = crate::host::simulated::current() {
+        host.fill_random(&mut bytes);
+        return bytes;
+    }
+    let filled = rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, &mut bytes);
+    filled.expect("the operating system has random bytes");
+    bytes
 }
 
 /// Random number, from [`random`].
 ///
-/// # Errors
-/// Errors of [`random`].
-pub fn random_number() -> Result<u64, OsError> {
-    random().map(u64::from_le_bytes)
+/// # Panics
+/// As [`random`].
+pub fn random_number() -> u64 {
+    u64::from_le_bytes(random())
 }
 
 #[cfg(test)]
@@ -28,7 +31,7 @@ mod tests {
 
     #[test]
     fn random_numbers_differ() {
-        assert_ne!(random::<32>().unwrap(), random().unwrap());
-        assert_ne!(random_number().unwrap(), random_number().unwrap());
+        assert_ne!(random::<32>(), random());
+        assert_ne!(random_number(), random_number());
     }
 }

@@ -128,8 +128,8 @@ impl Aggregator {
         out: &mut T,
     ) -> Result<Ticket> {
         settings::check(request)?;
-        let session = self.new_session()?;
-        let key = random::<16>()?;
+        let session = self.new_session();
+        let key = random::<16>();
         let settings = JobSettings::of(request, rack.is_some());
         let index = match self.find(&request.job) {
             Some(index) => index,
@@ -235,11 +235,11 @@ impl Aggregator {
         Ok(index)
     }
 
-    fn new_session(&self) -> Result<u32> {
+    fn new_session(&self) -> u32 {
         loop {
-            let session = u32::from_le_bytes(random()?);
+            let session = u32::from_le_bytes(random());
             if self.sessions.is_free(session) && !self.is_used(session) {
-                return Ok(session);
+                return session;
             }
         }
     }
@@ -411,14 +411,7 @@ impl Aggregator {
             let ack = Ack::new(Status::Done, PacketKind::Join);
             return job.send_ack(owner.worker, next, &ack, out);
         }
-        let cookie = match sent {
-            Some((_, cookie)) => cookie,
-            // Without random bytes there is no cookie; the member retries.
-            None => match random() {
-                Ok(cookie) => cookie,
-                Err(_) => return,
-            },
-        };
+        let cookie = sent.map_or_else(random, |(_, cookie)| cookie);
         member.challenge = Some((from, cookie));
         let header = PacketHeader::new(PacketKind::Join, member.session, 0, 0);
         out.send(from, &header.encode(), &cookie);

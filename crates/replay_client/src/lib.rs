@@ -197,7 +197,7 @@ impl Client {
     /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest.
     fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The random number identifies a repeated put, which the server does not store over a newer version.
-        self.put_numbered(name, random_number()?, version, bytes, wait)
+        self.put_numbered(name, random_number(), version, bytes, wait)
     }
 
     /// Copies a version from another server, if it is newer than this server's newest.

@@ -78,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// # Errors
     /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either side does not know the token.
     pub async fn handshake(&mut self, token: Option<&str>, channel_binding: Option<ChannelBinding>) -> Result<u64> {
-        let nonce = random()?;
+        let nonce = random();
         let hello = RequestBody::Hello(Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce });
         let begun = host::now();
         let reply = match self.call(0, None, hello).await {

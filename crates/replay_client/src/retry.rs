@@ -91,7 +91,7 @@ pub fn retry_for<T>(
                 return Err(error);
             }
             // Shortens pauses near the deadline, so that the last attempt is close to it.
-            left => sleep(jittered(pause)?.min(left.map_or(pause, |left| left * 3 / 4)), wait)?,
+            left => sleep(jittered(pause).min(left.map_or(pause, |left| left * 3 / 4)), wait)?,
         }
         pause = (2 * pause).clamp(shortest, longest);
         before = Some(error);
@@ -106,8 +106,8 @@ fn says_more(before: &Error, next: &Error, took: Duration) -> bool {
 }
 
 /// Random pause between half of `pause` and all of it, which spreads the attempts of many clients.
-fn jittered(pause: Duration) -> Result<Duration> {
-    Ok(pause / 2 + (pause / 2).mul_f64(random_number()? as f64 / u64::MAX as f64))
+fn jittered(pause: Duration) -> Duration {
+    pause / 2 + (pause / 2).mul_f64(random_number() as f64 / u64::MAX as f64)
 }
 
 fn sleep(time: Duration, wait: &Wait<'_>) -> Result<()> {

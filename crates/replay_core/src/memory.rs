@@ -87,8 +87,7 @@ impl Memory {
     /// When the operating system has no random numbers.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
-        let random = || random_number().expect("the operating system has random numbers");
-        let incarnation = random();
+        let incarnation = random_number();
         Arc::new(Memory {
             limits,
             parameters: Arc::new(ParameterStore::new(kept.clone())),
@@ -98,7 +97,7 @@ impl Memory {
             saving: Mutex::new(()),
             incarnation,
             identity: AtomicU64::new(incarnation),
-            seed: limits.seed.unwrap_or_else(random),
+            seed: limits.seed.unwrap_or_else(random_number),
             started: host::now(),
         })
     }
@@ -179,7 +178,7 @@ impl Memory {
             .ok_or_else(|| refuse(self.too_large(config, steps, index)))?;
         // Each table has its own sequence of samples, whatever the order of creation.
         let seed = config.name.bytes().fold(self.seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte));
-        let table = Arc::new(Table::new(config.clone(), reservation, self.parameters.clone(), seed)?);
+        let table = Arc::new(Table::new(config.clone(), reservation, self.parameters.clone(), seed));
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());
         Ok(table)

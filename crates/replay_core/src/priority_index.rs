@@ -44,7 +44,7 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
-    /// 2^-30 to 1; [`Error::OutOfMemory`]; errors of [`random_number`].
+    /// 2^-30 to 1; [`Error::OutOfMemory`].
     pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
         TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
         let most = u64::from(SumTree::<16>::MAX_CAPACITY);
@@ -57,7 +57,7 @@ impl PriorityIndex {
             tree: SumTree::live(capacity as u32, unit_log2),
             exponent,
             unit_log2,
-            seed: seed.map_or_else(random_number, Ok)?,
+            seed: seed.unwrap_or_else(random_number),
             seeded: seed.is_some(),
             batches: AtomicU64::new(0),
         })

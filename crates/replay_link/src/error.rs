@@ -185,7 +185,6 @@ impl From<replay_wire::Error> for Error {
             Wire::Memory(error) => error.into(),
             Wire::TooLarge(error) => Error::TooLarge(error),
             Wire::OutOfMemory(error) => Error::OutOfMemory(error),
-            Wire::Io(error) => Error::Io(error),
             error => Error::Wire(error),
         }
     }

@@ -1,7 +1,7 @@
 //! Errors of the protocol, and the codes by which errors cross the wire.
 
 use base::allocation::OutOfMemory;
-use base::error::{OsError, TooLarge};
+use base::error::TooLarge;
 
 pub use crate::innet_capnp::ErrorCode;
 
@@ -18,9 +18,6 @@ pub enum Error {
     /// A size for which the process has no memory.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// An error of the operating system.
-    #[error(transparent)]
-    Io(#[from] OsError),
     /// A peer that breaks the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
@@ -64,7 +61,6 @@ impl Error {
             Error::Memory(error) => error.into(),
             Error::TooLarge(_) => ErrorCode::TooLarge,
             Error::OutOfMemory(_) => ErrorCode::OutOfMemory,
-            Error::Io(_) => ErrorCode::Io,
             Error::Protocol(_) => ErrorCode::Protocol,
             Error::Version { .. } => ErrorCode::Version,
             Error::Authentication(_) => ErrorCode::Authentication,

@@ -76,7 +76,7 @@ impl Handshake {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         let challenged = Challenged {
             tokens: Arc::clone(&tokens),
-            transcript: Transcript { client_nonce: hello.nonce, server_nonce: random()?, channel_binding },
+            transcript: Transcript { client_nonce: hello.nonce, server_nonce: random(), channel_binding },
         };
         let challenge = Challenge {
             protocol: PROTOCOL,
@@ -95,7 +95,7 @@ impl Handshake {
     /// [`Error::Authentication`] when it is missing or wrong.
     pub fn role_of(&self, sent: Option<&str>) -> Result<Role> {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        let transcript = Transcript { client_nonce: random()?, server_nonce: random()?, channel_binding: None };
+        let transcript = Transcript { client_nonce: random(), server_nonce: random(), channel_binding: None };
         let challenged = Challenged { tokens: Arc::clone(&tokens), transcript };
         drop(tokens);
         let proof = sent.map(|token| auth::proof(token, Side::Client, &transcript));

@@ -109,7 +109,7 @@ impl ShardedClient {
             client.reconnect_for = RECONNECT_FOR;
             members.push(client);
         }
-        let group = Arc::new(Group::new(members, random_number()?, options.reconnect_for));
+        let group = Arc::new(Group::new(members, random_number(), options.reconnect_for));
         for (shard, error) in absent {
             group.leave(shard, &error);
         }

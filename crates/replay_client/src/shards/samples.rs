@@ -244,7 +244,7 @@ impl ShardedSamples {
     fn begin(&mut self, count: u32, wait: &Wait<'_>) -> Result<()> {
         self.last_batch += 1;
         let received = self.pipelining.received;
-        self.batches.push_back(PartialBatch::new(self.last_batch, count, &self.seen(), uniform()?, received));
+        self.batches.push_back(PartialBatch::new(self.last_batch, count, &self.seen(), uniform(), received));
         self.send_parts(self.batches.len() - 1, wait)
     }
 
@@ -254,7 +254,7 @@ impl ShardedSamples {
         let seen = self.seen();
         let batch = &mut self.batches[index];
         let (number, begins) = (batch.number, batch.begins());
-        let counts = batch.take_owed(&seen, uniform()?);
+        let counts = batch.take_owed(&seen, uniform());
         let takes = if begins { self.takes(index + 1) } else { vec![0; counts.len()] };
         let mut settled = Ok(());
         for (shard, part) in counts.into_iter().zip(takes).enumerate() {
@@ -374,8 +374,8 @@ fn pause(reason: &WaitReason, wait: &Wait<'_>) -> Result<()> {
 }
 
 /// A random number from 0 to 1.
-fn uniform() -> Result<f64> {
-    Ok((random_number()? >> 11) as f64 / (1_u64 << 53) as f64)
+fn uniform() -> f64 {
+    (random_number() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 fn find(batches: &mut VecDeque<PartialBatch>, number: u64) -> Option<&mut PartialBatch> {

@@ -8,7 +8,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::budget::Reservation;
-use crate::error::Result;
 use base::random::random_number;
 
 const SLOT_BITS: u32 = 24;
@@ -39,17 +38,17 @@ pub struct IdSpace {
 
 impl IdSpace {
     /// The ids of a new table.
-    pub fn new() -> Result<Self> {
+    pub fn new() -> Self {
         // Upper half: id of the process that counts. Lower half: its next table's number. A forked process begins at a random
         // number. Not loom's: no model makes tables.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let process = std::process::id();
-        let random = random_number()?;
+        let random = random_number();
         let number = |next: u64| if (next >> 32) as u32 == process { next as u32 } else { (random >> 32) as u32 };
         let after = |next| Some(u64::from(process) << 32 | u64::from(number(next).wrapping_add(1)));
         // Relaxed: each number is given out once, and nothing is published with it.
         let (Ok(next) | Err(next)) = NEXT.fetch_update(Relaxed, Relaxed, after);
-        Ok(Self::of(number(next) as u16, random as u32))
+        Self::of(number(next) as u16, random as u32)
     }
 
     /// The table number in an id.
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn tables_have_numbers_of_their_own_and_random_first_generations() {
-        let spaces: Vec<_> = (0..1000).map(|_| IdSpace::new().unwrap()).collect();
+        let spaces: Vec<_> = (0..1000).map(|_| IdSpace::new()).collect();
         let numbers: HashSet<_> = spaces.iter().map(|space| space.number).collect();
         assert_eq!(numbers.len(), spaces.len());
         let generations: HashSet<_> = spaces.iter().map(|s| s.first_generation).collect();

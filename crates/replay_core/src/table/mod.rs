@@ -135,10 +135,10 @@ impl Table {
         reservation: Reservation,
         parameters: Arc<ParameterStore>,
         seed: u64,
-    ) -> Result<Self> {
+    ) -> Self {
         let capacity = config.capacity as u32;
-        let ids = IdSpace::new()?;
-        Ok(Table {
+        let ids = IdSpace::new();
+        Table {
             format: RowFormat {
                 layout: RowLayout::of(&config),
                 checksums: [false, true].map(|with_view| config.checksum(with_view)),
@@ -157,7 +157,7 @@ impl Table {
             dropped: AtomicBool::new(false),
             parameters,
             config: Arc::new(config),
-        })
+        }
     }
 
     /// The definition.

@@ -193,9 +193,7 @@ mod tests {
     }
 
     fn noise(bytes: usize) -> Vec<u8> {
-        let mut noise = vec![0; bytes];
-        base::host::fill_random(&mut noise).unwrap();
-        noise
+        std::iter::repeat_with(base::random::random::<1>).flatten().take(bytes).collect()
     }
 
     /// A frame with a byte that is new.

@@ -138,7 +138,7 @@ fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
     loop {
         let mut at = at;
         if at.port() == 0 {
-            let port = random_number().map_err(io::Error::other)? % PORTS.len() as u64;
+            let port = random_number() % PORTS.len() as u64;
             at.set_port(PORTS.start + port as u16);
         }
         let name = SockAddr::from(at);
