@@ -23,14 +23,19 @@ pub struct Connection {
     pub peer: Option<SocketAddr>,
     pub(super) process: u32,
     pub(super) tls: bool,
-    /// `None` only in a forked child, which leaks the connection.
+    /// Taken only when it is dropped in a forked child, which leaks the connection.
     pub(super) open: Option<(Pipeline, Driver)>,
 }
 
 impl Connection {
-    fn parts(&mut self) -> Result<(&mut Pipeline, &Driver)> {
-        let open = self.open.as_mut().ok_or(Error::Closed("the connection"))?;
-        Ok((&mut open.0, &open.1))
+    fn parts(&mut self) -> (&mut Pipeline, &Driver) {
+        let (pipeline, driver) = self.open.as_mut().expect("it is taken only when it is dropped");
+        (pipeline, driver)
+    }
+
+    /// Its requests and replies.
+    pub fn pipeline(&mut self) -> &mut Pipeline {
+        self.parts().0
     }
 
     /// Runs `work` on the pipeline until it is done, `until` passes (then the error is `late`) or the call is interrupted.
@@ -48,8 +53,8 @@ impl Connection {
         F: Future<Output = Result<T>> + Send + 'a,
         T: Send,
     {
-        let (pipeline, driver) = self.parts()?;
-        let server = pipeline.server();
+        let (pipeline, driver) = self.parts();
+        let server = pipeline.server.clone();
         driver.drive(wait, until, late, &server, work(pipeline))
     }
 
@@ -77,41 +82,11 @@ impl Connection {
         match reply {
             // Replies to requests are not errors yet, so this one is about the whole connection.
             Err(Error::RemoteDeadline { waited_for }) => Err(Error::Disconnected {
-                address: self.parts()?.0.server().peer().to_owned(),
+                address: self.pipeline().server.peer().to_owned(),
                 reason: waited_for.to_string(),
             }),
             reply => reply,
         }
-    }
-
-    /// Round trip to the server, measured by the handshake.
-    ///
-    /// # Errors
-    /// [`Error::Closed`] in a forked child.
-    pub fn round_trip(&mut self) -> Result<Duration> {
-        Ok(self.parts()?.0.round_trip())
-    }
-
-    /// Queues a request and returns its id.
-    ///
-    /// # Errors
-    /// Errors of [`RequestPipeline::send`].
-    pub fn send(&mut self, deadline_ms: u32, table: Option<&str>, body: RequestBody) -> Result<u64> {
-        self.parts()?.0.send(deadline_ms, table, body)
-    }
-
-    /// [`RequestPipeline::forget_table`].
-    ///
-    /// # Errors
-    /// [`Error::Closed`] in a forked child.
-    pub fn forget_table(&mut self, table: &str, request: Option<u64>) -> Result<bool> {
-        Ok(self.parts()?.0.forget_table(table, request))
-    }
-
-    /// # Errors
-    /// [`Error::TooLarge`] for a frame that the server would refuse.
-    pub fn check_frame(&mut self, bytes: u64) -> Result<()> {
-        self.parts()?.0.check_frame(bytes)
     }
 
     /// Writes queued requests for at most one slice of a wait. The next call handles errors and unwritten requests.
@@ -135,7 +110,7 @@ impl Connection {
         body: RequestBody,
     ) -> Result<ReplyBody> {
         let until = wait.deadline.map(|deadline| deadline + grace);
-        let server = self.parts()?.0.server();
+        let server = self.pipeline().server.clone();
         let late = || no_answer(server.peer());
         let deadline_ms = deadline_ms(wait.deadline);
         self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, table, body))

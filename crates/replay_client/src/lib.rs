@@ -146,41 +146,28 @@ impl Client {
         table: Option<&str>,
         question: impl Fn(u64) -> RequestBody,
     ) -> Result<(R, u64)> {
-        let (reply, incarnation) = self.exchange(wait, table, &question)?;
-        Ok((expect(reply)?, incarnation))
-    }
-
-    /// [`Self::ask`] before the reply has a type.
-    fn exchange(
-        &self,
-        wait: &Wait<'_>,
-        table: Option<&str>,
-        question: &dyn Fn(u64) -> RequestBody,
-    ) -> Result<(ReplyBody, u64)> {
         let longest = while_broken(self.reconnect_for);
         retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
-            let incarnation = connection.incarnation;
-            let reply = loop {
-                let reply = connection.call(self.dialer.options.grace, wait, table, question(incarnation));
+            loop {
+                let has_number = table.is_some_and(|table| connection.pipeline().has_numbered(table));
+                let reply = connection.call(self.dialer.options.grace, wait, table, question(connection.incarnation));
+                let incarnation = connection.incarnation;
                 match &reply {
-                    // The table of an earlier call was dropped: another one may have its name.
-                    Err(error)
-                        if error.code() == ErrorCode::UnknownTable
-                            && let Some(table) = table
-                            && connection.forget_table(table, None)? => {}
-                    _ => break reply,
+                    // The table of this number was dropped: another one may have its name.
+                    Err(error) if error.code() == ErrorCode::UnknownTable && has_number => {
+                        connection = self.dialer.dial(wait)?;
+                        continue;
+                    }
+                    Ok(_) => self.idle.give(connection),
+                    Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. })) if !is_broken(error) => {
+                        self.idle.give(connection);
+                    }
+                    // A request may be in flight, or the connection broken.
+                    Err(_) => {}
                 }
-            };
-            // After any other error a request may be in flight, or the connection broken.
-            match &reply {
-                Ok(_) => self.idle.give(connection),
-                Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. })) if !is_broken(error) => {
-                    self.idle.give(connection);
-                }
-                Err(_) => {}
+                return Ok((expect(reply?)?, incarnation));
             }
-            Ok((reply?, incarnation))
         })
     }
 
@@ -194,18 +181,9 @@ impl Client {
         Ok(self.ask(wait, table, |_| request.clone())?.0)
     }
 
-    /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest.
-    fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        // The random number identifies a repeated put, which the server does not store over a newer version.
-        self.put_numbered(name, random_number(), version, bytes, wait)
-    }
-
-    /// Copies a version from another server, if it is newer than this server's newest.
-    fn copy_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        self.put_numbered(name, 0, version, bytes, wait)
-    }
-
-    fn put_numbered(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+    /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest. The random number `id` identifies
+    /// a repeated put, which the server does not store over a newer version; 0 stores a copy from another server, if it is newer.
+    fn put_version(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         let put = PutParameters { name: name.into(), id, version, bytes };
         let stored: Option<Parameters> = self.call(wait, None, RequestBody::PutParameters(put))?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
@@ -299,7 +277,7 @@ impl Replay<Error> for Client {
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        self.put_version(name, 0, bytes, wait)
+        self.put_version(name, random_number(), 0, bytes, wait)
     }
 
     fn get_parameters(

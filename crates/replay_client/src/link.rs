@@ -239,7 +239,7 @@ impl<R> Link<R> {
     /// index.
     ///
     /// # Errors
-    /// Errors of [`Connection::send`], which leave the request and later ones unsent.
+    /// Errors of [`RequestPipeline::send`](super::pipeline::RequestPipeline::send), which leave the request and later ones unsent.
     pub fn send<'r>(
         &'r mut self,
         most: usize,
@@ -252,7 +252,7 @@ impl<R> Link<R> {
                 continue;
             }
             let (table, body) = message(index, &pending.request);
-            let id = connection.send(deadline_ms(deadline), Some(table), body)?;
+            let id = connection.pipeline().send(deadline_ms(deadline), Some(table), body)?;
             pending.sent = Some(Sent { id, deadline, at: host::now() });
         }
         Ok(())
@@ -261,7 +261,7 @@ impl<R> Link<R> {
     /// Sends a request at once, after all others.
     ///
     /// # Errors
-    /// Errors of [`Connection::send`]; the request is then not kept.
+    /// Errors of [`RequestPipeline::send`](super::pipeline::RequestPipeline::send); the request is then not kept.
     pub fn send_now(
         &mut self,
         request: R,
@@ -270,7 +270,7 @@ impl<R> Link<R> {
         table: &str,
         body: RequestBody,
     ) -> Result<()> {
-        let id = self.connection()?.send(deadline_ms(deadline), Some(table), body)?;
+        let id = self.connection()?.pipeline().send(deadline_ms(deadline), Some(table), body)?;
         self.bytes += bytes;
         let sent = Some(Sent { id, deadline, at: host::now() });
         self.pending.push_back(Pending { request, bytes, sent });

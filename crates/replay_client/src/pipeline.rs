@@ -31,18 +31,17 @@ pub struct RequestPipeline<S> {
     writer: WriteHalf<S>,
     queue: VecDeque<OutgoingFrame>,
     arrived: VecDeque<Reply>,
-    server: Arc<ServerWait>,
+    /// Shared state of waits for replies.
+    pub server: Arc<ServerWait>,
     namespace: Option<Namespace>,
-    /// Tables that requests were about: their numbers, and the requests that named them.
-    tables: HashMap<String, (u16, u64)>,
-    /// The number of the table that was named last.
-    last_table: u16,
+    /// Numbers of the tables that requests were about, from 1.
+    tables: HashMap<String, u16>,
     last_id: u64,
     /// Limits of replies after the handshake.
     limits: FrameLimits,
     max_frame_bytes: u64,
-    /// The shorter of the handshake's two round trips.
-    round_trip: Duration,
+    /// Round trip to the server: the shorter of the handshake's two.
+    pub round_trip: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
@@ -58,7 +57,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             server: Arc::new(ServerWait::new(peer)),
             namespace: None,
             tables: HashMap::new(),
-            last_table: 0,
             last_id: NO_REQUEST,
             limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
@@ -133,14 +131,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         Ok(challenge.incarnation)
     }
 
-    /// Round trip to the server, measured by the handshake.
-    pub fn round_trip(&self) -> Duration {
-        self.round_trip
-    }
-
-    /// Shared state of waits for replies.
-    pub fn server(&self) -> Arc<ServerWait> {
-        self.server.clone()
+    /// Whether requests were about this table. The number stays with it when it is dropped; another one may then have its name.
+    pub fn has_numbered(&self, table: &str) -> bool {
+        self.tables.contains_key(table)
     }
 
     /// Queues a request and returns its id. The first request about a table names it, and the server then knows it by its number.
@@ -162,38 +155,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.queue.push_back(outgoing);
         self.last_id = id;
         if let (Some(table), Some(_)) = (table, request.table_name) {
-            self.last_table = request.table;
-            self.tables.insert(table.to_owned(), (request.table, id));
+            self.tables.insert(table.to_owned(), request.table);
         }
         Ok(id)
     }
 
     /// The number of a table, and its name at the server if the number is new.
     fn number(&self, table: &str) -> Result<(u16, Option<String>)> {
-        if let Some((number, _)) = self.tables.get(table) {
+        if let Some(number) = self.tables.get(table) {
             return Ok((*number, None));
         }
-        if usize::from(self.last_table) >= MAX_NUMBERED_TABLES {
+        if self.tables.len() >= MAX_NUMBERED_TABLES {
             let reason = format!("this connection has numbered {MAX_NUMBERED_TABLES} tables");
             return Err(Error::Disconnected { address: self.server.peer().to_owned(), reason });
         }
         let name = self.namespace.as_ref().map_or_else(|| table.to_owned(), |namespace| namespace.full(table));
-        Ok((self.last_table + 1, Some(name)))
-    }
-
-    /// Forgets the number of a table after a request, or the last one, was answered with [`ErrorCode::UnknownTable`]: the next request
-    /// names the table again. Returns whether this request did not name it itself, so that another table may have the name.
-    pub fn forget_table(&mut self, table: &str, request: Option<u64>) -> bool {
-        let request = request.unwrap_or(self.last_id);
-        match self.tables.get(table) {
-            Some((_, named_by)) if *named_by <= request => {
-                let other = *named_by < request;
-                self.tables.remove(table);
-                other
-            }
-            // Named again since.
-            _ => true,
-        }
+        Ok((self.tables.len() as u16 + 1, Some(name)))
     }
 
     /// # Errors

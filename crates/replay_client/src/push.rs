@@ -243,7 +243,7 @@ impl PushChannel<Error> for Pushes {
         let bytes = frame_bytes(&body);
         let most = self.link.dialer.options.push_window;
         self.work(wait, |channel| channel.link.has_room(most, bytes))?;
-        self.link.connection()?.check_frame(bytes as u64)?;
+        self.link.connection()?.pipeline().check_frame(bytes as u64)?;
         self.link.queue(body, bytes);
         self.send(wait.deadline)?;
         self.link.connection()?.try_flush();

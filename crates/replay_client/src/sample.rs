@@ -119,7 +119,7 @@ impl Channel for Samples {
     fn connect(&mut self, wait: &Wait<'_>) -> Result<()> {
         let mut connection = self.link.dialer.dial(wait)?;
         self.link.clear();
-        self.pipelining = Pipelining { round_trip: connection.round_trip()?, ..Pipelining::default() };
+        self.pipelining = Pipelining { round_trip: connection.pipeline().round_trip, ..Pipelining::default() };
         self.link.send_all_over(connection);
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! After a broken connection, unanswered updates are resent in order. Applying an update twice is harmless, because later updates are
 //! applied again after it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub struct Updates {
     reconnect_for: Duration,
     /// Counts that no call has returned yet.
     answered: UpdateReceipt,
+    /// Tables that were there when an update was answered.
+    known: HashSet<String>,
 }
 
 /// An update, and its table.
@@ -57,7 +60,7 @@ pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
 impl Updates {
     /// A channel that connects on its first update.
     pub fn new(dialer: Arc<Dialer>, reconnect_for: Duration) -> Self {
-        Updates { link: Link::new(dialer), reconnect_for, answered: UpdateReceipt::default() }
+        Updates { link: Link::new(dialer), reconnect_for, answered: UpdateReceipt::default(), known: HashSet::new() }
     }
 
     /// Drops unanswered updates and counts their ids as stale.
@@ -105,14 +108,17 @@ impl Channel for Updates {
             Ok(ReplyBody::Updated(receipt)) => {
                 self.answered.applied += receipt.applied;
                 self.answered.stale += receipt.stale;
+                self.known.insert(of.table);
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
-            // The table was dropped since it was named.
-            Err(error)
-                if error.code() == ErrorCode::UnknownTable
-                    && self.link.connection()?.forget_table(&of.table, Some(id))? =>
-            {
+            Err(error) if error.code() == ErrorCode::UnknownTable => {
+                // Another table may have the name, and get a number from a new connection.
+                self.link.disconnect();
+                // A table that was dropped has no items.
+                if !self.known.contains(&of.table) {
+                    return Err(error);
+                }
                 self.answered.stale += of.len();
                 Ok(())
             }
@@ -133,21 +139,18 @@ impl UpdateChannel<Error> for Updates {
         self.link.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
-        let send = |updates: &mut Self| {
-            updates.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
-            let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
-            let body = RequestBody::UpdatePriorities(update.clone());
-            updates.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)
-        };
-        if let Err(error) = send(self) {
-            if !self.ends_connection(&error) || self.link.connection().is_err() {
+        self.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
+        let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+        self.link.queue(TableUpdate { table: table.to_owned(), update }, bytes);
+        match Channel::send(self, None) {
+            Ok(()) => self.link.connection()?.try_flush(),
+            // The connection numbers no more tables: the next call sends the update over another one.
+            Err(error) if self.ends_connection(&error) => self.link.disconnect(),
+            Err(error) => {
+                self.link.remove(self.link.len() - 1);
                 return Err(error);
             }
-            // It has numbered as many tables as it can.
-            self.link.disconnect();
-            send(self)?;
         }
-        self.link.connection()?.try_flush();
         Ok(std::mem::take(&mut self.answered))
     }
 

@@ -199,7 +199,7 @@ impl Group {
                 && let Some(newest) = other.get_parameters(&listed.name, 0, None, &wait)?
             {
                 let version = newest.version;
-                let put = client.copy_version(&listed.name, version, newest.bytes, &wait);
+                let put = client.put_version(&listed.name, 0, version, newest.bytes, &wait);
                 allowed(put.map(drop))?;
             }
         }

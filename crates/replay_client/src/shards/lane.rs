@@ -97,7 +97,7 @@ impl Lane {
         let connects = self.link.connection().is_err();
         if connects {
             let mut connection = self.link.dialer.dial(wait)?;
-            self.round_trip = connection.round_trip()?;
+            self.round_trip = connection.pipeline().round_trip;
             self.link.send_all_over(connection);
         }
         let take = request.part.map_or(0, |part| part.take);

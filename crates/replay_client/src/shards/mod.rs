@@ -42,6 +42,7 @@ use bytes::Bytes;
 
 use super::Client;
 use super::push::Pushes;
+use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
 pub use connect::parse_addresses;
@@ -306,7 +307,8 @@ impl Replay<Error> for ShardedClient {
     /// Stores parameters on all servers under one version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         let known = lock(&self.group.versions).get(name).copied().unwrap_or(0);
-        let put = self.group.each(|client| client.put_version(name, known + 1, bytes.clone(), wait))?;
+        let put =
+            self.group.each(|client| client.put_version(name, random_number(), known + 1, bytes.clone(), wait))?;
         // Concurrent puts of several clients may leave servers with different versions until the next put.
         let version = put.iter().map(|&(_, version)| version).max().unwrap_or(0);
         let mut versions = lock(&self.group.versions);
