@@ -34,8 +34,8 @@ pub struct Pushes {
     closed: bool,
     /// Connected writers of the table when this one was opened, this one included.
     pub connected: u64,
-    /// Dropped with the channel.
-    pub registered: Option<Box<dyn Send>>,
+    /// Index of the server among several.
+    pub server: usize,
 }
 
 impl Pushes {
@@ -55,7 +55,7 @@ impl Pushes {
             failed: None,
             closed: false,
             connected: 0,
-            registered: None,
+            server: 0,
         };
         let opened = retry(&dialer, wait, || channel.take_over(wait))?;
         (channel.applied, channel.steps) = (opened.last_sequence, opened.steps);
@@ -267,6 +267,10 @@ impl PushChannel<Error> for Pushes {
             let reply = dialer.dial(wait)?.call(dialer.options.grace, wait, table, body.clone())?;
             expect::<Option<Parameters>>(reply).map(drop)
         })
+    }
+
+    fn server(&self) -> usize {
+        self.server
     }
 
     fn close(&mut self, wait: &Wait<'_>) -> Result<()> {

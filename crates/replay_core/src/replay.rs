@@ -244,6 +244,8 @@ pub struct UpdateReceipt {
 pub struct WriterId {
     pub table: String,
     pub writer: u64,
+    /// [`PushChannel::server`].
+    pub server: usize,
 }
 
 /// One version of named parameters.
@@ -277,6 +279,10 @@ pub trait PushChannel<E = Error>: Send {
     fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E>;
     /// Announces the end of the writer's steps: remaining pushes do not wait for newer parameters.
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<(), E>;
+    /// Index of the writer's server; 0 for a memory of one.
+    fn server(&self) -> usize {
+        0
+    }
     /// Flushes and closes the writer on the memory.
     fn close(&mut self, wait: &Wait<'_>) -> Result<(), E>;
 }

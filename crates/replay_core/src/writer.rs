@@ -128,16 +128,16 @@ impl<E: From<Error>> Writer<E> {
         let rows = u64::from(streams) + 3;
         let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
         allocation::check("a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
-        let id = WriterId { table: config.name.clone(), writer: random_number() };
-        let name = options.name;
+        let (writer, name) = (random_number(), options.name);
         let channel = open_channel(OpenWriter {
-            writer: id.writer,
+            writer,
             name: name.clone(),
             server: options.server,
             streams,
             window_before: view.before(),
             window_after: view.after(),
         })?;
+        let id = WriterId { table: config.name.clone(), writer, server: channel.server() };
         Ok(Writer {
             channel,
             packer: Packer::new(&config),

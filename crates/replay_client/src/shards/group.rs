@@ -33,8 +33,6 @@ pub struct Group {
     numbers: Mutex<HashMap<u16, Vec<usize>>>,
     /// Newest versions of the parameters, by name.
     pub versions: Mutex<BTreeMap<String, u64>>,
-    /// Servers of the open writers, by the writer's number.
-    pub writers: Mutex<HashMap<u64, usize>>,
     /// Server from which parameters are read unless a writer asks: chosen at random for each client.
     pub own: usize,
     /// Longest time for which a sample waits while no server answers.
@@ -50,14 +48,7 @@ impl Group {
     pub fn new(clients: Vec<Client>, own: u64, reconnect_for: Duration) -> Self {
         let own = (own % clients.len() as u64) as usize;
         let shards = clients.into_iter().map(|client| Shard { client: Arc::new(client), away: AtomicBool::new(false) });
-        Group {
-            shards: shards.collect(),
-            numbers: Mutex::default(),
-            versions: Mutex::default(),
-            writers: Mutex::default(),
-            own,
-            reconnect_for,
-        }
+        Group { shards: shards.collect(), numbers: Mutex::default(), versions: Mutex::default(), own, reconnect_for }
     }
 
     /// All addresses, for messages.

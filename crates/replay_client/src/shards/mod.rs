@@ -8,7 +8,6 @@
 //! | `lane` | requests to one server, and its last answer |
 //! | `partial` | one batch in progress, and its division |
 //! | `updates` | updates of priorities, routed by id |
-//! | `writers` | the server of each open writer |
 //! | `merge` | merged definitions and statistics |
 //!
 //! - **Sampling.** Each server contributes items in proportion to its sum of priorities, as of its last answer. An item's probability is
@@ -33,7 +32,6 @@ mod merge;
 mod partial;
 mod samples;
 mod updates;
-mod writers;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -58,7 +56,6 @@ use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, RequestBody};
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
-use writers::RegisteredWriter;
 
 /// Limit of idle channels of each kind.
 const MAX_IDLE: usize = 4;
@@ -232,7 +229,7 @@ impl Replay<Error> for ShardedClient {
                 }
             },
         };
-        pushes.registered = Some(Box::new(RegisteredWriter::new(self.group.clone(), shard, open.writer)));
+        pushes.server = shard;
         Ok(Box::new(pushes))
     }
 
@@ -326,8 +323,8 @@ impl Replay<Error> for ShardedClient {
     ) -> Result<Option<Parameters>> {
         self.group.check_process()?;
         // The writer's server has to learn the version that the writer got, or `max_version_lag` blocks the writer.
-        let own = writer.and_then(|writer| self.group.server_of(writer));
-        self.group.any(own.unwrap_or(self.group.own), |client| client.get_parameters(name, newer_than, writer, wait))
+        let first = writer.map_or(self.group.own, |writer| writer.server);
+        self.group.any(first, |client| client.get_parameters(name, newer_than, writer, wait))
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
