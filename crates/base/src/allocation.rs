@@ -63,9 +63,6 @@ impl fmt::Display for Shortage {
 
 /// Checks that the process may have `bytes` more, and that the system's allocator can get them. For several allocations at a
 /// time, or one of a library; another thread may be faster.
-///
-/// # Errors
-/// [`OutOfMemory`].
 pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
     if bytes < LARGE {
         return Ok(());
@@ -76,9 +73,6 @@ pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
 
 /// Checks that the process has address space for the stacks of `threads` more, which take memory only as they are used. Started one by
 /// one, the first would end the process when the stacks of the others had taken the rest of its addresses.
-///
-/// # Errors
-/// [`OutOfMemory`].
 pub fn check_threads(what: &'static str, threads: usize) -> Result<(), OutOfMemory> {
     let bytes = THREAD_BYTES * threads as u64;
     if bytes < LARGE { Ok(()) } else { attempt(what, bytes) }
@@ -99,9 +93,6 @@ fn attempt(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
 }
 
 /// An empty vector with room for `len` elements.
-///
-/// # Errors
-/// [`OutOfMemory`].
 pub fn with_capacity<T>(what: &'static str, len: usize) -> Result<Vec<T>, OutOfMemory> {
     let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
     compare(what, bytes)?;
@@ -113,9 +104,6 @@ pub fn with_capacity<T>(what: &'static str, len: usize) -> Result<Vec<T>, OutOfM
 }
 
 /// `len` zeros, as `vec![0; len]`: large ones take no memory until they are written.
-///
-/// # Errors
-/// [`OutOfMemory`].
 pub fn zeros(what: &'static str, len: usize) -> Result<Box<[u8]>, OutOfMemory> {
     compare(what, len as u64)?;
     let layout = Layout::array::<u8>(len).map_err(|_| refused(what, len as u64))?;

@@ -18,9 +18,6 @@ pub struct TooLarge {
 }
 
 /// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
-///
-/// # Errors
-/// [`TooLarge`].
 pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<(), TooLarge> {
     if size <= limit {
         return Ok(());

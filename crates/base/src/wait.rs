@@ -130,9 +130,6 @@ pub struct Slices<'a> {
 impl Slices<'_> {
     /// End of the slice at `now`: the next interrupt check, or the end of the call if that is earlier. Calls `interrupted` once
     /// a slice has ended: hold no lock that others wait for.
-    ///
-    /// # Errors
-    /// [`Interrupted`].
     pub fn next_wake(&mut self, now: Instant) -> Result<Instant, Interrupted> {
         if now >= self.check {
             self.wait.check()?;

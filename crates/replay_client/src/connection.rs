@@ -69,9 +69,6 @@ impl Connection {
     }
 
     /// The next reply, if one has arrived already.
-    ///
-    /// # Errors
-    /// Errors of [`Self::reply`].
     pub fn arrived(&mut self, wait: &Wait<'_>) -> Result<Option<Reply>> {
         let late = || Error::Internal("a wait without a deadline reached one".into());
         let reply = self.run(wait, None, late, RequestPipeline::arrived);

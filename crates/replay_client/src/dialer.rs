@@ -121,9 +121,6 @@ impl Dialer {
     }
 
     /// A dialer over the streams of `open`, without TLS. Errors name the server by `address`.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::new`].
     pub fn over(address: Address, options: ConnectOptions, open: Box<OpenStream>) -> Result<Self> {
         let mut dialer = Dialer::new(address, options)?;
         dialer.open = Some(open);
@@ -153,9 +150,6 @@ impl Dialer {
     }
 
     /// [`Dialer::dial`] until `until`. Errors report the time since `silent_since`, the first attempt without an answer.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::dial`].
     pub fn dial_until(&self, until: Option<Instant>, silent_since: Instant, wait: &Wait<'_>) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;

@@ -36,9 +36,6 @@ impl Drop for ClientRuntime {
 
 impl Driver {
     /// A driver on the calling thread. It polls without sleeping if it is to `spin`.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
     pub fn runtime(spin: bool) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

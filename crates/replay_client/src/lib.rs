@@ -99,17 +99,11 @@ impl Client {
     }
 
     /// Opens a writer.
-    ///
-    /// # Errors
-    /// Errors of connecting, and the server's.
     pub(crate) fn pushes(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<push::Pushes> {
         push::Pushes::open(self.dialer.clone(), table, open, wait)
     }
 
     /// [`connect`] through `dialer`.
-    ///
-    /// # Errors
-    /// Errors of [`Client::connect`].
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
         let idle = ConnectionPool::default();

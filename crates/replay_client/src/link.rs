@@ -59,9 +59,6 @@ pub trait Channel: Sized {
     fn link(&mut self) -> &mut Link<Self::Request>;
 
     /// Opens a connection, over which nothing has been sent yet.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::dial`], and the server's.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<()> {
         let connection = self.link().dialer.dial(wait)?;
         self.link().send_all_over(connection);
@@ -69,9 +66,6 @@ pub trait Channel: Sized {
     }
 
     /// Sends what is to be sent before the next answer.
-    ///
-    /// # Errors
-    /// Errors of [`Link::send`].
     fn send(&mut self, deadline: Option<Instant>) -> Result<()>;
 
     /// Handles the answer to a request.
@@ -100,9 +94,6 @@ pub trait Channel: Sized {
 }
 
 /// Sends requests and handles answers until `done`. After a break it connects again, for at most `reconnect_for` since `broken_since`.
-///
-/// # Errors
-/// Errors of the channel and of [`retry_for`].
 pub fn work<C: Channel>(
     channel: &mut C,
     reconnect_for: Duration,

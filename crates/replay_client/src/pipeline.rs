@@ -185,9 +185,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Writes the queue. Replies that arrive meanwhile are kept.
-    ///
-    /// # Errors
-    /// Errors of [`RequestPipeline::reply`].
     pub async fn flush(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
             if let Some(reply) = self.transfer().await? {
@@ -214,9 +211,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// The next reply, if one has arrived already.
-    ///
-    /// # Errors
-    /// Errors of [`RequestPipeline::reply`].
     pub async fn arrived(&mut self) -> Result<Option<Reply>> {
         match self.arrived.pop_front() {
             Some(reply) => Ok(Some(reply)),
@@ -246,9 +240,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Closes the connection, and returns when the server has closed its end.
-    ///
-    /// # Errors
-    /// Errors of a broken connection.
     pub async fn finish(&mut self) -> Result<()> {
         self.close().await;
         while self.reader.frame().await?.is_some() {}
@@ -345,9 +336,6 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
 }
 
 /// The content of a reply of the expected kind.
-///
-/// # Errors
-/// [`unexpected`].
 pub fn expect<R: TryFrom<ReplyBody, Error = ReplyBody>>(body: ReplyBody) -> Result<R> {
     R::try_from(body).map_err(|other| unexpected(&other))
 }

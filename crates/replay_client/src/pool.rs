@@ -18,9 +18,6 @@ impl ConnectionPool {
     const MAX_IDLE: usize = 8;
 
     /// An idle connection, or a new one.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::dial`].
     pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
         dialer.check_process()?;
         loop {

@@ -40,9 +40,6 @@ pub struct Pushes {
 
 impl Pushes {
     /// Opens the writer.
-    ///
-    /// # Errors
-    /// Errors of connecting, and the server's.
     pub fn open(dialer: Arc<Dialer>, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
         let mut channel = Pushes {
             link: Link::new(dialer.clone()),

@@ -31,9 +31,6 @@ pub fn while_broken(longest: Duration) -> impl Fn(&Error) -> Option<Duration> {
 }
 
 /// [`retry`] with a time limit by error, `None` for final ones. `broken_since` is the time of the break, perhaps from an earlier call.
-///
-/// # Errors
-/// Errors of [`retry`].
 pub fn retry_for<T>(
     longest: impl Fn(&Error) -> Option<Duration>,
     broken_since: &mut Option<Instant>,

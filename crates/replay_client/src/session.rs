@@ -23,9 +23,6 @@ pub struct ExtensionSession {
 
 impl ExtensionSession {
     /// Connects, at most until `until`.
-    ///
-    /// # Errors
-    /// Errors of [`Client::connect`](super::Client::connect).
     pub fn open(dialer: &Dialer, extension: &'static str, until: Instant, wait: &Wait<'_>) -> Result<Self> {
         Ok(ExtensionSession {
             connection: first_connection(dialer, Some(until), wait)?,

@@ -135,9 +135,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 }
 
 /// Writes the rest of a frame and flushes. Errors name the peer by `peer`.
-///
-/// # Errors
-/// [`Error::Disconnected`].
 pub async fn write_frame<W: AsyncWrite + Unpin>(frame: &mut OutgoingFrame, writer: &mut W, peer: &str) -> Result<()> {
     loop {
         let part = write_part(frame, writer).await;

@@ -34,9 +34,6 @@ pub fn channel_binding<Side>(session: &ConnectionCommon<Side>) -> Result<Channel
 }
 
 /// The certificates of a PEM file, at least one. Errors name the configuration's `field`.
-///
-/// # Errors
-/// [`Error::Config`].
 pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)

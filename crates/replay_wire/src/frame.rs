@@ -130,9 +130,6 @@ pub struct IncomingFrame {
 
 impl IncomingFrame {
     /// Allocates the buffers for a header.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn new(header: Header) -> Result<Self, OutOfMemory> {
         allocation::check("a received message", header.control.into())?;
         let mut payload = allocation::with_capacity("a received payload", header.payload as usize)?;

@@ -27,9 +27,6 @@ impl Role {
     }
 
     /// Checks that a client of this role may make a request.
-    ///
-    /// # Errors
-    /// [`Error::Forbidden`].
     pub fn check(self, request: &RequestBody) -> Result<()> {
         let required = request.role();
         if self >= required {

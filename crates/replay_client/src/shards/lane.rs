@@ -84,9 +84,6 @@ impl Lane {
     }
 
     /// Requests a part of a batch. Connects if necessary, and then returns the round trip.
-    ///
-    /// # Errors
-    /// Errors of connecting, [`Error::Disconnected`].
     pub fn send(
         &mut self,
         table: &str,

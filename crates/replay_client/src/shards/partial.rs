@@ -160,9 +160,6 @@ impl PartialBatch {
     }
 
     /// The complete batch, ordered by server. Copies rows, but not blobs.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
     pub fn into_sampled(mut self) -> Result<Sampled, OutOfMemory> {
         self.arrived.sort_by_key(|(shard, _)| *shard);
         let least = self.shares.iter().zip(&self.least);

@@ -70,9 +70,6 @@ impl ShardedSamples {
     }
 
     /// One batch, by the servers' present sums of priorities. If an earlier call for this request met its deadline, continues its batch.
-    ///
-    /// # Errors
-    /// Errors of [`Replay::sample`].
     pub fn once(&mut self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         if !self.suits(table, request) {
             self.batches.clear();

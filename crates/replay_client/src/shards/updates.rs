@@ -67,9 +67,6 @@ impl ShardedUpdates {
     }
 
     /// Updates priorities and waits for the answers. Ids of absent servers count as stale.
-    ///
-    /// # Errors
-    /// Errors of [`replay_core::replay::Replay::update_priorities`].
     pub fn once(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         let updated = self.send(table, ids, priorities, wait).and_then(|sent| {
             // The grace covers the network, as in other calls.

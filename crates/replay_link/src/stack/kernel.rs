@@ -131,9 +131,6 @@ impl Stack for Kernel {
 }
 
 /// Sets the options of a connected TCP socket: no Nagle delay, keepalive, and on Linux the user timeout.
-///
-/// # Errors
-/// Errors of the operating system.
 pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<()> {
     // A request or reply is one vectored write, so Nagle's algorithm would only delay it.
     socket.set_tcp_nodelay(true)?;
