@@ -215,6 +215,11 @@ impl<R> Link<R> {
         self.pending.iter_mut().map(|pending| &mut pending.request)
     }
 
+    /// Removes the request that was queued last, which cannot be sent.
+    pub fn take_back(&mut self) {
+        self.remove(self.pending.len() - 1);
+    }
+
     /// Removes all requests.
     pub fn clear(&mut self) {
         self.pending.clear();
@@ -246,25 +251,6 @@ impl<R> Link<R> {
             let id = connection.pipeline().send(deadline_ms(deadline), Some(table), body)?;
             pending.sent = Some(Sent { id, deadline, at: host::now() });
         }
-        Ok(())
-    }
-
-    /// Sends a request at once, after all others.
-    ///
-    /// # Errors
-    /// Errors of [`RequestPipeline::send`](super::pipeline::RequestPipeline::send); the request is then not kept.
-    pub fn send_now(
-        &mut self,
-        request: R,
-        bytes: usize,
-        deadline: Option<Instant>,
-        table: &str,
-        body: RequestBody,
-    ) -> Result<()> {
-        let id = self.connection()?.pipeline().send(deadline_ms(deadline), Some(table), body)?;
-        self.bytes += bytes;
-        let sent = Some(Sent { id, deadline, at: host::now() });
-        self.pending.push_back(Pending { request, bytes, sent });
         Ok(())
     }
 

@@ -147,7 +147,7 @@ impl UpdateChannel<Error> for Updates {
             // The connection numbers no more tables: the next call sends the update over another one.
             Err(error) if self.ends_connection(&error) => self.link.disconnect(),
             Err(error) => {
-                self.link.remove(self.link.len() - 1);
+                self.link.take_back();
                 return Err(error);
             }
         }

@@ -15,6 +15,7 @@ use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
 use super::super::Client;
+use super::super::dialer::Dialer;
 use super::super::pipeline::{is_broken, is_closed};
 
 /// One server of the memory.
@@ -231,14 +232,14 @@ pub fn at(name: &str, error: Error) -> Error {
 
 /// Calls a server for at most the grace; `None` if the grace ended the call before the caller's deadline.
 pub fn within_grace<T>(
-    client: &Client,
+    dialer: &Dialer,
     wait: &Wait<'_>,
     call: impl FnOnce(&Wait<'_>) -> Result<T>,
 ) -> Result<Option<T>> {
-    let grace = host::now() + client.dialer.options.grace;
+    let grace = host::now() + dialer.options.grace;
     let deadline = Some(wait.deadline.map_or(grace, |deadline| deadline.min(grace)));
     match call(&Wait { deadline, ..*wait }) {
-        Err(Error::Deadline { .. }) if deadline != wait.deadline => Ok(None),
+        Err(Error::Deadline { .. }) if deadline == Some(grace) => Ok(None),
         called => called.map(Some),
     }
 }
@@ -248,13 +249,13 @@ pub fn within_grace<T>(
 /// # Errors
 /// [`Error::Disconnected`] after the grace; errors of the call.
 pub fn ask_promptly<T>(client: &Client, wait: &Wait<'_>, ask: impl FnOnce(&Wait<'_>) -> Result<T>) -> Result<T> {
-    within_grace(client, wait, ask)?.ok_or_else(|| silent(client))
+    within_grace(&client.dialer, wait, ask)?.ok_or_else(|| silent(&client.dialer))
 }
 
 /// Error of a server without an answer for the grace.
-pub fn silent(client: &Client) -> Error {
-    let grace = client.dialer.options.grace.as_secs_f64();
-    Error::Disconnected { address: client.address().to_string(), reason: format!("no answer for {grace} s") }
+pub fn silent(dialer: &Dialer) -> Error {
+    let grace = dialer.options.grace.as_secs_f64();
+    Error::Disconnected { address: dialer.address.to_string(), reason: format!("no answer for {grace} s") }
 }
 
 /// Creates the tables of `there` that are missing in `here`. Skips tables that an actor's token may not create: a learner's client creates

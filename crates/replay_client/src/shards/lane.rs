@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::connection::no_answer;
 use super::super::dialer::Dialer;
 use super::super::link::Link;
 use super::super::pipeline::{answer, expect};
+use super::group::{silent, within_grace};
 use super::partial::Seen;
 use base::host;
 use base::wait::Wait;
@@ -31,11 +33,20 @@ pub struct Lane {
 pub struct Part {
     /// Number of the batch.
     pub batch: u64,
-    /// Requested items.
-    pub count: u32,
-    /// Samples requested from the rate limiter.
-    take: u32,
+    request: SampleRequest,
     sent: Instant,
+}
+
+impl Part {
+    /// Requested items.
+    pub fn count(&self) -> u32 {
+        self.request.count
+    }
+
+    /// Samples requested from the rate limiter.
+    fn take(&self) -> u32 {
+        self.request.part.map_or(0, |part| part.take)
+    }
 }
 
 impl Lane {
@@ -67,7 +78,7 @@ impl Lane {
 
     /// Samples requested from the rate limiter that are in flight.
     pub fn taking(&self) -> f64 {
-        self.link.requests().map(|part| f64::from(part.take)).sum()
+        self.link.requests().map(|part| f64::from(part.take())).sum()
     }
 
     /// Samples that the rate limiter will still admit after the requests in flight.
@@ -97,9 +108,9 @@ impl Lane {
             self.round_trip = connection.pipeline().round_trip;
             self.link.send_all_over(connection);
         }
-        let take = request.part.map_or(0, |part| part.take);
-        let part = Part { batch, count: request.count, take, sent: host::now() };
-        self.link.send_now(part, 0, None, table, RequestBody::Sample(request))?;
+        self.link.queue(Part { batch, request, sent: host::now() }, 0);
+        let sent = self.link.send(usize::MAX, None, |_, part| (table, RequestBody::Sample(part.request)));
+        sent.inspect_err(|_| self.link.take_back())?;
         Ok(connects.then_some(self.round_trip))
     }
 
@@ -109,21 +120,16 @@ impl Lane {
     /// [`Error::Deadline`] at the caller's deadline, but not before the grace of a request has ended; [`Error::Interrupted`];
     /// [`Error::Disconnected`] for a connection that broke, or a server that does not answer in time.
     pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(Part, Result<Sampled>)> {
-        let (name, grace) = (self.link.dialer.address.to_string(), self.link.dialer.options.grace);
+        let dialer = self.link.dialer.clone();
+        let (name, grace) = (&dialer.address, dialer.options.grace);
         let sent = self.link.requests().next().map_or_else(host::now, |part| part.sent);
-        // Begins now, because a caller that paused has not read meanwhile.
-        let silent = host::now() + grace;
-        let until = wait.deadline.map_or(silent, |deadline| deadline.max(sent + grace).min(silent));
-        let late = || Error::deadline(format!("{name} did not answer"));
-        let reply = self.link.connection()?.reply(wait, Some(until), late);
-        if matches!(reply, Err(Error::Deadline { .. })) && host::now() >= silent {
+        let patient = Wait { deadline: wait.deadline.map(|deadline| deadline.max(sent + grace)), ..*wait };
+        // The grace begins now, because a caller that paused has not read meanwhile.
+        let reply = within_grace(&dialer, &patient, |wait| self.link.reply(wait, no_answer(name), false))?;
+        let Some(reply) = reply else {
             self.answers = false;
-            return Err(Error::Disconnected {
-                address: name,
-                reason: format!("no answer for {} s", grace.as_secs_f64()),
-            });
-        }
-        let reply = reply?;
+            return Err(silent(&dialer));
+        };
         self.answers = true;
         let Some((_, part)) = self.link.take(reply.id) else {
             return Err(Error::protocol(format!("{name} answered request {}, which is not in flight", reply.id)));
@@ -136,11 +142,11 @@ impl Lane {
         let Some(state) = sampled.state else {
             return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
         };
-        if sampled.items.len() > part.count as usize || state.taken > part.take {
+        if sampled.items.len() > part.count() as usize || state.taken > part.take() {
             return Err(Error::protocol(format!(
                 "{name} answered a request for {} items and {} samples of its rate limiter with {} and {}",
-                part.count,
-                part.take,
+                part.count(),
+                part.take(),
                 sampled.items.len(),
                 state.taken
             )));

@@ -215,7 +215,7 @@ impl ShardedSamples {
         *round_trip = slowest.unwrap_or_default().min(*round_trip);
         for part in lost {
             if let Some(batch) = find(&mut self.batches, part.batch) {
-                batch.owe(shard, part.count);
+                batch.owe(shard, part.count());
             }
         }
     }
@@ -294,7 +294,7 @@ impl ShardedSamples {
         let (part, sampled) = self.lanes[shard].receive(wait)?;
         let found = sampled.as_ref().map_or(0, |sampled| sampled.items.len() as u32);
         if let Some(batch) = find(&mut self.batches, part.batch) {
-            batch.owe(shard, part.count - found);
+            batch.owe(shard, part.count() - found);
         }
         let sampled = sampled?;
         if let Some(state) = sampled.state {

@@ -37,11 +37,11 @@ fn answering<T>(
 ) -> Result<T> {
     loop {
         let unanswered = channel.unanswered();
-        if let Some(done) = within_grace(&shard.client, wait, |wait| call(channel, wait))? {
+        if let Some(done) = within_grace(&shard.client.dialer, wait, |wait| call(channel, wait))? {
             return Ok(done);
         }
         if channel.unanswered() == unanswered {
-            return Err(silent(&shard.client));
+            return Err(silent(&shard.client.dialer));
         }
     }
 }
