@@ -5,7 +5,7 @@
 //! | `connect` | parses addresses; checks that the servers form one memory |
 //! | `group` | which servers answer; return of absent servers |
 //! | `samples` | batches from all servers, and what may be asked for now (`samples/admission`) |
-//! | `lane` | requests to one server, and its last answer |
+//! | `shard_link` | requests to one server, and its last answer |
 //! | `partial` | one batch in progress, and its division |
 //! | `updates` | updates of priorities, routed by id |
 //! | `merge` | merged definitions and statistics |
@@ -27,10 +27,10 @@
 
 mod connect;
 mod group;
-mod lane;
 mod merge;
 mod partial;
 mod samples;
+mod shard_link;
 mod updates;
 
 use std::collections::BTreeMap;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::super::sample::Pipelining;
 use super::group::{Group, is_lost};
-use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
+use super::shard_link::ShardLink;
 use base::host;
 use base::random::random_number;
 use base::wait::Wait;
@@ -36,7 +36,7 @@ pub struct ShardedSamples {
     request: SampleRequest,
     /// Minimum of batches in flight. 0 has one, which is requested by its call.
     in_flight: usize,
-    lanes: Vec<Lane>,
+    links: Vec<ShardLink>,
     /// Batches in progress, the oldest first.
     batches: VecDeque<PartialBatch>,
     last_batch: u64,
@@ -53,13 +53,13 @@ pub struct ShardedSamples {
 impl ShardedSamples {
     /// A channel that connects on its first batch.
     pub fn new(group: Arc<Group>, table: &str, request: SampleRequest, in_flight: usize) -> Self {
-        let lanes = group.shards.iter().map(|shard| Lane::new(shard.client.dialer.clone())).collect();
+        let links = group.shards.iter().map(|shard| ShardLink::new(shard.client.dialer.clone())).collect();
         ShardedSamples {
             group,
             table: table.to_owned(),
             request,
             in_flight,
-            lanes,
+            links,
             batches: VecDeque::new(),
             last_batch: NO_BATCH,
             credit: 0,
@@ -75,10 +75,10 @@ impl ShardedSamples {
             self.batches.clear();
             self.credit = 0;
             // Discards late replies to an earlier request.
-            self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| drop(lane.reset()));
+            self.links.iter_mut().filter(|link| !link.is_idle()).for_each(|link| drop(link.reset()));
         }
         (self.table, self.request) = (table.to_owned(), *request);
-        let named = self.lanes.iter().any(Lane::has_answered);
+        let named = self.links.iter().any(ShardLink::has_answered);
         match self.batch(wait) {
             // Connections of earlier calls have the number of a table that was dropped. The new ones name it again.
             Err(error) if named && error.code() == ErrorCode::UnknownTable => self.batch(wait),
@@ -100,7 +100,7 @@ impl ShardedSamples {
     fn batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         if self.in_flight == 0 && !base::planted!(OldTotal) {
             // Asks for the present sums of priorities, not for those after the last batch.
-            self.lanes.iter_mut().for_each(|lane| lane.stale = true);
+            self.links.iter_mut().for_each(|link| link.stale = true);
         }
         let next = self.next_batch(wait);
         if let Err(error) = &next
@@ -108,7 +108,7 @@ impl ShardedSamples {
         {
             // Replies in flight are useless without their batches: reconnects.
             self.batches.clear();
-            self.lanes.iter_mut().for_each(|lane| drop(lane.reset()));
+            self.links.iter_mut().for_each(|link| drop(link.reset()));
             if error.code() == ErrorCode::UnknownTable {
                 self.credit = 0;
             }
@@ -144,13 +144,13 @@ impl ShardedSamples {
 
     /// Leaves out absent servers, and asks the others for unknown states.
     fn look_around(&mut self, wait: &Wait<'_>) -> Result<()> {
-        for shard in 0..self.lanes.len() {
+        for shard in 0..self.links.len() {
             if self.group.is_away(shard) {
-                self.drop_lane(shard);
+                self.drop_link(shard);
             }
         }
-        self.ask_states(|lane| lane.stale || lane.seen.is_none(), wait)?;
-        if self.lanes.iter().any(|lane| lane.seen.is_some()) {
+        self.ask_states(|link| link.stale || link.seen.is_none(), wait)?;
+        if self.links.iter().any(|link| link.seen.is_some()) {
             self.dark_since = None;
         } else {
             let since = *self.dark_since.get_or_insert_with(host::now);
@@ -162,18 +162,18 @@ impl ShardedSamples {
     }
 
     /// Asks present servers for their table's state and for samples that are missing, all at the same time once they are connected.
-    fn ask_states(&mut self, asked: impl Fn(&Lane) -> bool, wait: &Wait<'_>) -> Result<()> {
-        let asked: Vec<usize> = self.group.present().filter(|&shard| asked(&self.lanes[shard])).collect();
+    fn ask_states(&mut self, asked: impl Fn(&ShardLink) -> bool, wait: &Wait<'_>) -> Result<()> {
+        let asked: Vec<usize> = self.group.present().filter(|&shard| asked(&self.links[shard])).collect();
         let takes = self.takes(self.paying());
         for &shard in &asked {
             let sent = self.send(shard, NO_BATCH, (0, takes[shard]), wait);
             self.settle(shard, sent, wait)?;
         }
-        self.lanes.iter_mut().for_each(Lane::try_flush);
+        self.links.iter_mut().for_each(ShardLink::try_flush);
         // An interrupted call may have left a request, whose reply comes first.
         while self.receive_one(NO_BATCH, wait)? {}
         for shard in asked {
-            self.lanes[shard].stale = false;
+            self.links[shard].stale = false;
         }
         Ok(())
     }
@@ -183,10 +183,10 @@ impl ShardedSamples {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
             // A broken connection may mean a restart: the next connection shows it.
-            if !self.lanes[shard].has_answered() {
+            if !self.links[shard].has_answered() {
                 self.group.leave(shard, &error);
             }
-            self.drop_lane(shard);
+            self.drop_link(shard);
             return Ok(());
         }
         if error.code() == ErrorCode::UnknownTable {
@@ -199,7 +199,7 @@ impl ShardedSamples {
             drop(others);
             if has_lost_it {
                 self.group.leave(shard, &error);
-                self.drop_lane(shard);
+                self.drop_link(shard);
                 return Ok(());
             }
         }
@@ -207,10 +207,10 @@ impl ShardedSamples {
     }
 
     /// Returns an absent server's requested parts, to be divided among the others. Received items stay in their batch.
-    fn drop_lane(&mut self, shard: usize) {
-        let lost = self.lanes[shard].reset();
+    fn drop_link(&mut self, shard: usize) {
+        let lost = self.links[shard].reset();
         // The remaining servers may be nearer, which batches in a long queue would not show.
-        let slowest = self.lanes.iter().map(|lane| lane.round_trip).max();
+        let slowest = self.links.iter().map(|link| link.round_trip).max();
         let round_trip = &mut self.pipelining.round_trip;
         *round_trip = slowest.unwrap_or_default().min(*round_trip);
         for part in lost {
@@ -221,7 +221,7 @@ impl ShardedSamples {
     }
 
     fn seen(&self) -> Vec<Option<Seen>> {
-        self.lanes.iter().map(|lane| lane.seen).collect()
+        self.links.iter().map(|link| link.seen).collect()
     }
 
     /// Begins batches up to the number in flight. Returns the reason if the servers do not admit one.
@@ -233,7 +233,7 @@ impl ShardedSamples {
                 self.begin(self.request.count, wait)?;
             }
         }
-        self.lanes.iter_mut().for_each(Lane::try_flush);
+        self.links.iter_mut().for_each(ShardLink::try_flush);
         Ok(blocked)
     }
 
@@ -272,7 +272,7 @@ impl ShardedSamples {
 
     fn send(&mut self, shard: usize, batch: u64, (count, take): (u32, u32), wait: &Wait<'_>) -> Result<()> {
         let request = SampleRequest { count, part: Some(BatchPart { take }), ..self.request };
-        if let Some(round_trip) = self.lanes[shard].send(&self.table, batch, request, wait)? {
+        if let Some(round_trip) = self.links[shard].send(&self.table, batch, request, wait)? {
             self.pipelining.round_trip = self.pipelining.round_trip.max(round_trip);
         }
         Ok(())
@@ -280,7 +280,7 @@ impl ShardedSamples {
 
     /// Waits for one reply of a server that is asked for a part of this batch; `false` if none is.
     fn receive_one(&mut self, batch: u64, wait: &Wait<'_>) -> Result<bool> {
-        let Some(shard) = self.lanes.iter().position(|lane| lane.awaits(batch)) else {
+        let Some(shard) = self.links.iter().position(|link| link.awaits(batch)) else {
             return Ok(false);
         };
         match self.receive(shard, wait) {
@@ -291,7 +291,7 @@ impl ShardedSamples {
 
     /// Waits for a server's next reply. What it lacks is requested again.
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
-        let (part, sampled) = self.lanes[shard].receive(wait)?;
+        let (part, sampled) = self.links[shard].receive(wait)?;
         let found = sampled.as_ref().map_or(0, |sampled| sampled.items.len() as u32);
         if let Some(batch) = find(&mut self.batches, part.batch) {
             batch.owe(shard, part.count() - found);

@@ -1,8 +1,8 @@
 //! What may be asked now: admission of batches, by the items and the rate limiters of all servers together.
 
-use super::super::lane::Lane;
 use super::super::merge::min_size;
 use super::super::partial::{PartialBatch, divide};
+use super::super::shard_link::ShardLink;
 use super::ShardedSamples;
 use replay_core::replay::PartState;
 use replay_core::sum_tree::MAX_SAMPLES;
@@ -60,7 +60,7 @@ impl ShardedSamples {
     }
 
     fn states(&self) -> impl Iterator<Item = &PartState> {
-        self.lanes.iter().filter_map(|lane| Some(&lane.seen.as_ref()?.state))
+        self.links.iter().filter_map(|link| Some(&link.seen.as_ref()?.state))
     }
 
     /// Whether rate limiters hold the samples to a ratio.
@@ -81,14 +81,14 @@ impl ShardedSamples {
 
     /// Samples that so many batches need beyond those taken and in flight.
     fn missing(&self, batches: usize) -> f64 {
-        let taking: f64 = self.lanes.iter().map(Lane::taking).sum();
+        let taking: f64 = self.links.iter().map(ShardLink::taking).sum();
         let wanted = f64::from(self.request.count) * batches as f64;
         if self.limits() { (wanted - self.credit as f64 - taking).max(0.0) } else { 0.0 }
     }
 
     /// Samples that all rate limiters together would admit now.
     fn available(&self) -> f64 {
-        self.lanes.iter().map(Lane::allowance).sum()
+        self.links.iter().map(ShardLink::allowance).sum()
     }
 
     /// Samples that a short batch may have now.
@@ -99,7 +99,7 @@ impl ShardedSamples {
 
     /// Samples to take from each rate limiter for the first `batches`, in proportion to what each admits.
     pub(super) fn takes(&self, batches: usize) -> Vec<u32> {
-        let allowances: Vec<f64> = self.lanes.iter().map(Lane::allowance).collect();
+        let allowances: Vec<f64> = self.links.iter().map(ShardLink::allowance).collect();
         divide(self.missing(batches) as u32, &allowances, 0.5).into_iter().map(|take| take.min(MAX_SAMPLES)).collect()
     }
 

@@ -16,7 +16,7 @@ use replay_link::error::{Error, Result};
 use replay_wire::RequestBody;
 
 /// The requests to one server.
-pub struct Lane {
+pub struct ShardLink {
     /// They end with their connection: their parts are divided again among the servers.
     link: Link<Part>,
     /// The connection has answered, and no request on it has timed out since.
@@ -49,15 +49,15 @@ impl Part {
     }
 }
 
-impl Lane {
-    /// A lane that connects at its first request.
+impl ShardLink {
+    /// A link that connects at its first request.
     pub fn new(dialer: Arc<Dialer>) -> Self {
-        Lane { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None, stale: false }
+        ShardLink { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None, stale: false }
     }
 
     /// Closes the connection. Returns the requests in flight, whose answers are lost.
     pub fn reset(&mut self) -> Vec<Part> {
-        let lost = std::mem::replace(self, Lane::new(self.link.dialer.clone()));
+        let lost = std::mem::replace(self, ShardLink::new(self.link.dialer.clone()));
         lost.link.into_requests()
     }
 
