@@ -6,20 +6,20 @@
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`fork`] | sockets and locked files that forked children do not keep |
-//! | [`host`] | time, pauses and threads of the machine, or of a simulated world |
+//! | [`system`] | time, pauses and threads of the machine, or of a simulated world |
 //! | [`planted`] | mistakes that tests plant |
 //! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |
-//! | [`words`] | values in messages, in the notation of Python and TOML |
+//! | [`notation`] | values in messages, in the notation of Python and TOML |
 //! | [`histogram`] | histograms for statistics |
 
 pub mod allocation;
 pub mod error;
 pub mod fork;
 pub mod histogram;
-pub mod host;
+pub mod notation;
 pub mod planted;
 pub mod random;
 pub mod sync;
+pub mod system;
 pub mod wait;
-pub mod words;

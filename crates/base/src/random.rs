@@ -8,7 +8,7 @@
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     #[cfg(feature = "simulated")]
-    if let Some(host) = crate::host::simulated::current() {
+    if let Some(host) = crate::system::simulated::current() {
         host.fill_random(&mut bytes);
         return bytes;
     }

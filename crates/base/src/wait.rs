@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::host;
 use crate::sync::lock;
+use crate::system;
 
 /// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]
@@ -110,7 +110,7 @@ impl Wait<'_> {
 
     /// Slices of a call that blocks until `until`; `None` is for ever.
     pub fn slices(&self, until: Option<Instant>) -> Slices<'_> {
-        Slices { wait: self, until, check: host::now() + Wait::CHECK_EVERY }
+        Slices { wait: self, until, check: system::now() + Wait::CHECK_EVERY }
     }
 }
 

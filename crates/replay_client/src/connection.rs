@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::driver::Driver;
 use super::pipeline::{RequestPipeline, unexpected};
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::ByteStream;
@@ -88,7 +88,7 @@ impl Connection {
 
     /// Writes queued requests for at most one slice of a wait. The next call handles errors and unwritten requests.
     pub fn try_flush(&mut self) {
-        let until = host::now() + Wait::CHECK_EVERY;
+        let until = system::now() + Wait::CHECK_EVERY;
         let late = || Error::Interrupted;
         if let Err(error) = self.run(&Wait::forever(), Some(until), late, RequestPipeline::flush) {
             tracing::trace!(%error, "requests are left to the next call");
@@ -118,7 +118,7 @@ impl Connection {
         // A runtime cannot run inside another one, or while the thread ends.
         let free = tokio::runtime::Handle::try_current();
         if free.is_err_and(|error| error.is_missing_context()) {
-            let now = Some(host::now());
+            let now = Some(system::now());
             let late = || Error::Interrupted;
             let _ = self.run(&Wait::forever(), now, late, |pipeline| async {
                 pipeline.close().await;
@@ -160,6 +160,6 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
     let Some(deadline) = deadline else {
         return u32::MAX;
     };
-    let left = deadline.saturating_duration_since(host::now());
+    let left = deadline.saturating_duration_since(system::now());
     left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u32::MAX)
 }

@@ -20,8 +20,8 @@ use super::pipeline::{RequestPipeline, expect};
 use super::{ConnectOptions, tls};
 use base::error::TooLarge;
 use base::fork::close_in_children;
-use base::host;
 use base::sync::lock;
+use base::system;
 use base::wait::Wait;
 use replay_core::schema::TableConfig;
 use replay_link::error::{Error, Result, refuse};
@@ -146,7 +146,7 @@ impl Dialer {
     /// [`Error::Connect`], [`Error::Disconnected`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
         let until = wait.deadline.map(|d| d + self.options.grace);
-        self.dial_until(until, host::now(), wait)
+        self.dial_until(until, system::now(), wait)
     }
 
     /// [`Dialer::dial`] until `until`. Errors report the time since `silent_since`, the first attempt without an answer.
@@ -155,13 +155,13 @@ impl Dialer {
         let driver = self.driver()?;
         // Relaxed, as all accesses: only the limit of an attempt depends on it.
         let unanswered = self.unanswered.load(Ordering::Relaxed);
-        let own = host::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
+        let own = system::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
         let until = until.map_or(own, |until| until.min(own));
         let late = || {
             if until == own {
                 self.unanswered.store(unanswered + 1, Ordering::Relaxed);
             }
-            let text = format!("no answer within {} ms", host::elapsed(silent_since).as_millis());
+            let text = format!("no answer within {} ms", system::elapsed(silent_since).as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);

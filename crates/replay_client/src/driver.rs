@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::runtime::Runtime;
 
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result, io_error};
 use replay_link::stack::kernel;
@@ -71,7 +71,7 @@ impl Driver {
                 loop {
                     // The interrupt check and the log may run any Python code, which may drop another connection or make a call. So they
                     // run outside the runtime.
-                    let wake = slices.next_wake(host::now())?;
+                    let wake = slices.next_wake(system::now())?;
                     let done = runtime.block_on(async {
                         tokio::select! {
                             biased;
@@ -82,7 +82,7 @@ impl Driver {
                     if let Some(done) = done {
                         return done;
                     }
-                    let now = host::now();
+                    let now = system::now();
                     if until.is_some_and(|until| now >= until) {
                         return Err(server.explain(late()));
                     }

@@ -9,7 +9,7 @@ use super::connection::Connection;
 use super::dialer::Dialer;
 use super::pipeline::{is_absent, is_busy, is_cut_off, is_timeout};
 use super::retry::retry_for;
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 
@@ -19,7 +19,7 @@ use replay_link::error::{Error, Result};
 /// Errors of [`Client::connect`](super::Client::connect), from the last attempt or an earlier, more informative one.
 pub fn first_connection(dialer: &Dialer, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
     let options = &dialer.options;
-    let begun = host::now();
+    let begun = system::now();
     let longest = match options.connect_timeout.max(options.await_server) {
         Duration::ZERO => options.grace,
         longest => longest,
@@ -33,7 +33,7 @@ pub fn first_connection(dialer: &Dialer, until: Option<Instant>, wait: &Wait<'_>
     let mut silent_since = None;
     let longest = |error: &Error| outage(options, error);
     retry_for(longest, &mut Some(begun), dialer, &patient, || {
-        let since = *silent_since.get_or_insert_with(host::now);
+        let since = *silent_since.get_or_insert_with(system::now);
         let dialed = dialer.dial_until(end, since, wait);
         if !dialed.as_ref().is_err_and(is_timeout) {
             silent_since = None;

@@ -13,7 +13,7 @@ use super::connection::{Connection, deadline_ms};
 use super::dialer::Dialer;
 use super::pipeline::{is_broken, is_closed};
 use super::retry::{retry_for, while_broken};
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_wire::{Reply, RequestBody};
@@ -249,7 +249,7 @@ impl<R> Link<R> {
             }
             let (table, body) = message(index, &pending.request);
             let id = connection.pipeline().send(deadline_ms(deadline), Some(table), body)?;
-            pending.sent = Some(Sent { id, deadline, at: host::now() });
+            pending.sent = Some(Sent { id, deadline, at: system::now() });
         }
         Ok(())
     }

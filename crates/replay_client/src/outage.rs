@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use base::host;
 use base::sync::lock;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::Address;
@@ -31,7 +31,7 @@ impl Outage {
     /// Logs `error` once per outage. `longest` is the time for which the call retries.
     pub fn begin(&self, error: &Error, longest: Duration) {
         // Logs without the lock: logging may wait for Python's GIL, whose holder may wait for the lock.
-        if lock(&self.0).begin(host::now()) {
+        if lock(&self.0).begin(system::now()) {
             let seconds = longest.as_secs_f64();
             tracing::warn!("waiting up to {seconds}s for a server: {error}");
         }
@@ -46,7 +46,7 @@ impl Outage {
     pub fn end(&self, address: &Address, kept: Option<&str>) {
         let outage = lock(&self.0).end();
         if let Some(since) = outage {
-            let seconds = host::elapsed(since).as_secs();
+            let seconds = system::elapsed(since).as_secs();
             let kept = kept.map_or(String::new(), |kept| format!(": it was started again, {kept}"));
             tracing::warn!("{address} answers again after {seconds} s{kept}");
         }

@@ -12,8 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, Write
 
 use super::namespace::Namespace;
 use base::error::check_size;
-use base::host;
 use base::random::random;
+use base::system;
 use replay_link::error::{Error, Result};
 use replay_link::framing::{FrameReader, write_frame};
 use replay_link::stack::server_wait::ServerWait;
@@ -78,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     pub async fn handshake(&mut self, token: Option<&str>, channel_binding: Option<ChannelBinding>) -> Result<u64> {
         let nonce = random();
         let hello = RequestBody::Hello(Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce });
-        let begun = host::now();
+        let begun = system::now();
         let reply = match self.call(0, None, hello).await {
             Err(_) if is_tls_alert(self.reader.received()) => {
                 return Err(Error::Config(format!(
@@ -88,7 +88,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             }
             reply => reply?,
         };
-        self.round_trip = host::elapsed(begun);
+        self.round_trip = system::elapsed(begun);
         let challenge: Challenge = expect(reply)?;
         if challenge.protocol != PROTOCOL {
             return Err(replay_wire::Error::Version {
@@ -116,9 +116,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         let transcript = Transcript { client_nonce: nonce, server_nonce: challenge.nonce, channel_binding };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
-        let begun = host::now();
+        let begun = system::now();
         let reply = self.call(0, None, RequestBody::Authenticate(proof)).await?;
-        self.round_trip = self.round_trip.min(host::elapsed(begun));
+        self.round_trip = self.round_trip.min(system::elapsed(begun));
         let proof: Proof = expect(reply)?;
         let proved = |token| proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof));
         if !token.is_none_or(proved) {

@@ -8,7 +8,7 @@ use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, expect, is_broken, is_closed, unexpected};
 use super::retry::retry;
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::{OpenWriter, Parameters, Push, PushBody, PushChannel, WriterOpened};
 use replay_core::wait_reason::WaitReason;
@@ -214,7 +214,7 @@ impl Channel for Pushes {
 
     /// A refused push is tried once more at the deadline, not after it.
     fn has_given_up(&self, deadline: Option<Instant>) -> bool {
-        self.held_back.is_some() && deadline.is_some_and(|deadline| host::now() >= deadline)
+        self.held_back.is_some() && deadline.is_some_and(|deadline| system::now() >= deadline)
     }
 
     /// An interrupt closes the connection, too, which withdraws waiting pushes from the server's queue: the caller may never call again.

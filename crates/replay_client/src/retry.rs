@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::dialer::Dialer;
 use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
-use base::host;
 use base::random::random_number;
+use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 
@@ -41,7 +41,7 @@ pub fn retry_for<T>(
     let mut pause = Duration::ZERO;
     let mut before = None;
     loop {
-        let (begun, connections) = (host::now(), dialer.outage.connections());
+        let (begun, connections) = (system::now(), dialer.outage.connections());
         let error = match attempt() {
             Ok(done) => {
                 *broken_since = None;
@@ -52,7 +52,7 @@ pub fn retry_for<T>(
         if is_closed(&error) {
             dialer.outage.close();
         }
-        let now = host::now();
+        let now = system::now();
         // A new connection that lasted longer than the pause ended the outage, and its break begins another. Connections that break sooner
         // count as one outage.
         let held = dialer.outage.connections() != connections && now - begun > pause;
@@ -108,13 +108,13 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 fn sleep(time: Duration, wait: &Wait<'_>) -> Result<()> {
-    let end = host::now() + time;
+    let end = system::now() + time;
     let mut slices = wait.slices(Some(end));
     loop {
-        let now = host::now();
+        let now = system::now();
         if now >= end {
             return Ok(());
         }
-        host::sleep(slices.next_wake(now)?.saturating_duration_since(now));
+        system::sleep(slices.next_wake(now)?.saturating_duration_since(now));
     }
 }

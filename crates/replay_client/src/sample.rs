@@ -9,7 +9,7 @@ use super::connection::no_answer;
 use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, is_broken, is_closed, unexpected};
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled};
 use replay_link::error::{Error, Result};
@@ -99,7 +99,7 @@ impl Samples {
     /// short deadlines wait as long for a server as readers without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
         let longest = self.link.dialer.options.reconnect_for;
-        let over = || self.broken_since.is_none_or(|at| host::elapsed(at) >= longest);
+        let over = || self.broken_since.is_none_or(|at| system::elapsed(at) >= longest);
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
@@ -144,7 +144,7 @@ impl Channel for Samples {
         match answer(reply.body) {
             Ok(ReplyBody::Sampled(sampled)) => {
                 let bytes = sampled.rows.len() + sampled.blobs.iter().map(Bytes::len).sum::<usize>();
-                self.pipelining.note(sent.at, asked.received_before, host::now(), bytes);
+                self.pipelining.note(sent.at, asked.received_before, system::now(), bytes);
                 self.arrived = Some(sampled);
                 Ok(())
             }
@@ -172,7 +172,7 @@ impl Channel for Samples {
 impl SampleChannel<Error> for Samples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.link.dialer.check_process()?;
-        let patience = wait.deadline.map(|d| d.saturating_duration_since(host::now()));
+        let patience = wait.deadline.map(|d| d.saturating_duration_since(system::now()));
         self.link.requests_mut().for_each(|asked| asked.earlier = true);
         let (reconnect_for, mut broken_since) = (self.link.dialer.options.reconnect_for, self.broken_since);
         let worked = link::work(self, reconnect_for, &mut broken_since, wait, Self::is_full);
@@ -180,7 +180,7 @@ impl SampleChannel<Error> for Samples {
         worked.map_err(|error| self.failed(error, wait))?;
         let sampled = self.arrived.take().ok_or(Error::Closed("the batch"))?;
         // The server prepares the next batch while the caller decodes this one. The next call meets the same error.
-        let deadline = patience.and_then(|patience| host::now().checked_add(patience));
+        let deadline = patience.and_then(|patience| system::now().checked_add(patience));
         if self.in_flight > 0
             && self.send(deadline).is_ok()
             && let Ok(connection) = self.link.connection()

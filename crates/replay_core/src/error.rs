@@ -2,8 +2,8 @@
 
 use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
+use base::notation::Number;
 use base::wait::Interrupted;
-use base::words::Number;
 
 use crate::wait_reason::WaitReason;
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::power;
-use base::words::Number;
+use base::notation::Number;
 
 /// Divisor of the importance weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

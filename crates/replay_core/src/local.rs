@@ -13,7 +13,7 @@ use crate::replay::{
 use crate::schema::TableConfig;
 use crate::sync::Listener;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
-use base::host;
+use base::system;
 use base::wait::Wait;
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument is `true` in the
@@ -22,10 +22,10 @@ fn block_on<T>(wait: &Wait<'_>, mut attempt: impl FnMut(bool, &mut Turn) -> Resu
     let mut call = PendingCall::new(Turn::default(), wait.deadline, Error::deadline);
     let mut slices = wait.slices(wait.deadline);
     loop {
-        match call.step(host::now, Turn::changed, &mut attempt)? {
+        match call.step(system::now, Turn::changed, &mut attempt)? {
             Step::Ready(done) => return Ok(done),
             Step::Blocked { reason, changed } => {
-                let now = host::now();
+                let now = system::now();
                 reason.report(wait, now, Wait::REPORT_AFTER);
                 // Retries after a change, and at the end of the slice.
                 let _ = changed.wait_deadline(slices.next_wake(now)?);
@@ -128,7 +128,7 @@ struct LocalPushes {
 
 impl Drop for LocalPushes {
     fn drop(&mut self) {
-        self.connection.end(host::now());
+        self.connection.end(system::now());
     }
 }
 

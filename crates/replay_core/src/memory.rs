@@ -15,8 +15,8 @@ use crate::schema::TableConfig;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::table::Table;
 use base::allocation::{self, Room};
-use base::host;
 use base::random::random_number;
+use base::system;
 
 /// Limits of a memory, and the seed of its sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Memory {
             incarnation,
             identity: AtomicU64::new(incarnation),
             seed: limits.seed.unwrap_or_else(random_number),
-            started: host::now(),
+            started: system::now(),
         })
     }
 
@@ -256,7 +256,7 @@ impl Memory {
         json!({
             "incarnation": format!("{:016x}", self.incarnation),
             "identity": format!("{:016x}", self.identity()),
-            "uptime_s": host::elapsed(self.started).as_secs_f64(),
+            "uptime_s": system::elapsed(self.started).as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
             "reserved_bytes": self.kept.reserved(),
             "bytes": bytes,

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::replay::{SampleCredit, Sampled};
 use base::allocation;
-use base::words::Number;
+use base::notation::Number;
 
 pub const MAX_TABLES: usize = 256;
 

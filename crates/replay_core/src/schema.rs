@@ -12,7 +12,7 @@ pub use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::observation;
 use crate::view_spec::ViewSpec;
-use base::words::{Number, truth, tuple};
+use base::notation::{Number, truth, tuple};
 
 /// A named array with one value per step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::observation::{self, Part, Stack};
 use crate::schema::{Column, TableConfig};
-use base::words::{Number, tuple};
+use base::notation::{Number, tuple};
 
 /// The column of rewards: a scalar of any type.
 pub const REWARD: &str = "reward";

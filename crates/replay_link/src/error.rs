@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
+use base::notation::shortened;
 use base::wait::Interrupted;
-use base::words::shortened;
+use base::notation::shortened;
 use replay_core::wait_reason::WaitReason;
 use replay_wire::{ErrorCode, ReplyBody};
 

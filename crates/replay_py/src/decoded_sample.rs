@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use base::notation::tuple;
 use base::sync::lock;
 use base::wait::Wait;
-use base::words::tuple;
 use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use base::notation::Number;
 use base::sync::lock;
 use base::wait::Wait;
 use base::wait::{Advice, WaitNotice};
-use base::words::Number;
 use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;

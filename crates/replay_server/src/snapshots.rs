@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use base::error::OsError;
-use base::host;
 use base::sync::lock;
+use base::system;
 use disk::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};
@@ -156,7 +156,7 @@ impl Snapshots {
                 let _ = self.disk.remove(&self.folder.join(file_name(number, SUFFIX)));
             }
         }
-        let begun = host::now();
+        let begun = system::now();
         let saved = self.check_lock(&path);
         let saved = saved.and_then(|()| file::save_server(&*self.disk, &self.memory, &path, &self.stopped));
         let bytes = match saved {
@@ -170,11 +170,11 @@ impl Snapshots {
                 return Err(error);
             }
         };
-        let duration = host::elapsed(begun);
+        let duration = system::elapsed(begun);
         tracing::info!(path = %path.display(), bytes, seconds = duration.as_secs_f64(), "snapshot saved");
         let mut report = lock(&self.report);
         report.saved += 1;
-        report.last = Some(Saved { path, bytes, duration, at: host::now() });
+        report.last = Some(Saved { path, bytes, duration, at: system::now() });
         drop(report);
         *next += 1;
         if let Err(error) = self.remove_old() {
@@ -218,7 +218,7 @@ impl Snapshots {
             "path": last.map(|saved| saved.path.display().to_string()),
             "bytes": last.map(|saved| saved.bytes),
             "duration_s": last.map(|saved| saved.duration.as_secs_f64()),
-            "age_s": last.map(|saved| host::elapsed(saved.at).as_secs_f64()),
+            "age_s": last.map(|saved| system::elapsed(saved.at).as_secs_f64()),
             "restored": self.restored,
         })
     }
@@ -295,10 +295,10 @@ fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> 
     let mut damaged = Vec::new();
     for &number in numbers {
         let path = folder.join(file_name(number, SUFFIX));
-        let begun = host::now();
+        let begun = system::now();
         match file::restore_from(disk, memory, &path) {
             Ok(()) => {
-                let seconds = host::elapsed(begun).as_secs_f64();
+                let seconds = system::elapsed(begun).as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));
             }
             Err(error @ Error::Snapshot { newer: true, .. }) => {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use base::words::shortened;
+use base::notation::shortened;
 use replay_core::replay::SampleCredit;
 
 /// Most bytes of a text in an error: the peer may be unauthenticated, and errors are logged.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base::host::simulated::{Entered, Host, enter};
+use base::system::simulated::{Entered, Host, enter};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::host;
+use base::system;
 use base::wait::Wait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
@@ -94,7 +94,7 @@ impl Users {
 
 /// A wait of so many seconds.
 pub fn within(seconds: u64) -> Wait<'static> {
-    Wait::until(Some(host::now() + Duration::from_secs(seconds)))
+    Wait::until(Some(system::now() + Duration::from_secs(seconds)))
 }
 
 /// Takes an error of a fault of network or machine.

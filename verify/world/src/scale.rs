@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::host;
+use base::system;
 use base::wait::Wait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
@@ -107,7 +107,7 @@ struct Done {
 
 impl Done {
     fn add(&mut self, count: u32) {
-        let now = host::now();
+        let now = system::now();
         self.count += u64::from(count);
         self.longest_pause = self.longest_pause.max(now - self.last);
         self.last = now;
@@ -117,7 +117,7 @@ impl Done {
 impl Counts {
     /// Begins a period.
     fn clear(&self, job: &Job) {
-        let none = Done { count: 0, last: host::now(), longest_pause: Duration::ZERO };
+        let none = Done { count: 0, last: system::now(), longest_pause: Duration::ZERO };
         *self.actors.borrow_mut() = vec![none; job.actors];
         *self.learners.borrow_mut() = vec![none; job.learners];
         self.pushes.borrow_mut().clear();
@@ -269,12 +269,12 @@ fn connect(job: &Job) -> Box<dyn Replay<Error>> {
 }
 
 fn within(seconds: u64) -> Wait<'static> {
-    Wait::until(Some(host::now() + Duration::from_secs(seconds)))
+    Wait::until(Some(system::now() + Duration::from_secs(seconds)))
 }
 
 /// Waits until the next turn of a program that has one every `period`. A turn that is late is not made up for.
 fn pace(next: &mut Instant, period: Duration) {
-    let now = host::now();
+    let now = system::now();
     *next = (*next + period).max(now);
     sleep(*next - now);
 }
@@ -304,13 +304,13 @@ fn write(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize, w
     let mut channel = client.open_writer(TABLE, open, &within(60))?;
     let period = Duration::from_secs_f64(f64::from(job.steps_per_push) / job.steps_per_second);
     let (first, later) = (payload(job, flags::FIRST), payload(job, 0));
-    let (mut next, mut step) = (host::now(), 0);
+    let (mut next, mut step) = (system::now(), 0);
     while !counts.end.get() {
         let payload = if step == 0 { &first } else { &later };
-        let begun = host::now();
+        let begun = system::now();
         channel.push(push_body(job, step, payload), &within(60))?;
         channel.flush(&within(60))?;
-        counts.pushes.borrow_mut().push(host::elapsed(begun).as_secs_f64());
+        counts.pushes.borrow_mut().push(system::elapsed(begun).as_secs_f64());
         counts.actors.borrow_mut()[index].add(job.steps_per_push);
         step += u64::from(job.steps_per_push);
         pace(&mut next, period);
@@ -354,11 +354,11 @@ fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usi
     let request = SampleRequest { count: job.batch, ..SampleRequest::default() };
     let mut channel = client.sampler(TABLE, request, 0)?;
     let mut updates = client.updates()?.ok_or(Error::Closed("updates"))?;
-    let mut next = host::now();
+    let mut next = system::now();
     while !counts.end.get() {
-        let begun = host::now();
+        let begun = system::now();
         let sampled = channel.next(&within(60))?;
-        counts.samples.borrow_mut().push(host::elapsed(begun).as_secs_f64());
+        counts.samples.borrow_mut().push(system::elapsed(begun).as_secs_f64());
         counts.learners.borrow_mut()[index].add(1);
         let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
         if let Some(credit) = sampled.credit {

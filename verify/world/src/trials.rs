@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::host;
+use base::system;
 use base::wait::Wait;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -230,9 +230,12 @@ impl Trial {
             let stats = self.memory(server).table(OWN).expect("it was made").stats();
             assert_eq!(stats["waiting_pushes"], 1, "{stats:#}");
             client.command(RequestBody::EmptyTable(OWN.into()), &wait).expect("it is there");
-            let emptied = host::now();
+            let emptied = system::now();
             channel.flush(&wait).expect("it is admitted");
-            assert!(host::elapsed(emptied) < Wait::CHECK_EVERY / 5, "a push that is woken does not wait for its retry");
+            assert!(
+                system::elapsed(emptied) < Wait::CHECK_EVERY / 5,
+                "a push that is woken does not wait for its retry"
+            );
             client.command(RequestBody::EmptyTable(OWN.into()), &wait).expect("it is there");
         }
         self.stack.set_buffer(64 << 10);

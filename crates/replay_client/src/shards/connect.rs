@@ -9,9 +9,9 @@ use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
 use super::group::{self, Group, ask_promptly, at, is_lost};
-use base::host;
 use base::random::random_number;
 use base::sync::lock;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
@@ -61,7 +61,7 @@ impl ShardedClient {
     /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ, or one memory is a copy of another; [`replay_core::Error::TableDiffers`] if the
     /// definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
-        let begun = host::now();
+        let begun = system::now();
         // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {
             await_server: Duration::ZERO,
@@ -78,7 +78,7 @@ impl ShardedClient {
                 continue;
             }
             // Divides the remaining time equally among the missing servers.
-            let left = options.await_server.saturating_sub(host::elapsed(begun)) / missing;
+            let left = options.await_server.saturating_sub(system::elapsed(begun)) / missing;
             missing -= 1;
             if !left.is_zero() {
                 let patient = ConnectOptions {

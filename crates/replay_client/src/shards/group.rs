@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use base::host;
 use base::sync::lock;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::{PartState, Replay, SampledItem};
 use replay_core::schema::TableConfig;
@@ -89,8 +89,8 @@ impl Group {
             self.shards[shard].name()
         );
         let group = Arc::downgrade(self);
-        let since = host::now();
-        let started = host::spawn("innet-shard", move || await_return(&group, shard, since));
+        let since = system::now();
+        let started = system::spawn("innet-shard", move || await_return(&group, shard, since));
         if let Err(error) = started {
             // The next call tries the server again.
             self.shards[shard].away.store(false, Ordering::Relaxed);
@@ -170,7 +170,7 @@ impl Group {
 
     /// Creates missing tables at a server that has returned, and copies newer parameters to it.
     fn take_up(&self, shard: usize) -> Result<()> {
-        let wait = Wait::until(Some(host::now() + RETRY_FOR));
+        let wait = Wait::until(Some(system::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
         let here = client.list(&wait)?;
         let Some(other) = self.present().find(|&other| other != shard) else {
@@ -181,7 +181,7 @@ impl Group {
         let known = |table: &TableConfig| here.tables.iter().any(|known| known.name == table.name);
         if !there.tables.iter().all(known) {
             // A table that is missing may be on its way out: it is dropped at one server after the other.
-            host::sleep(RETRY_AFTER);
+            system::sleep(RETRY_AFTER);
             there = other.list(&wait)?;
         }
         complete(client, &here.tables, &there.tables, &wait)?;
@@ -236,7 +236,7 @@ pub fn within_grace<T>(
     wait: &Wait<'_>,
     call: impl FnOnce(&Wait<'_>) -> Result<T>,
 ) -> Result<Option<T>> {
-    let grace = host::now() + dialer.options.grace;
+    let grace = system::now() + dialer.options.grace;
     let deadline = Some(wait.deadline.map_or(grace, |deadline| deadline.min(grace)));
     match call(&Wait { deadline, ..*wait }) {
         Err(Error::Deadline { .. }) if deadline == Some(grace) => Ok(None),
@@ -294,7 +294,7 @@ fn allowed(result: Result<()>) -> Result<()> {
 fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
     let mut refused = false;
     loop {
-        host::sleep(RETRY_AFTER);
+        system::sleep(RETRY_AFTER);
         let Some(group) = group.upgrade() else { return };
         let name = group.shards[shard].name();
         match group.take_up(shard) {
@@ -302,7 +302,7 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
                 group.shards[shard].away.store(false, Ordering::Relaxed);
                 // Copies parameters that were put in between. If this fails, the next put makes up for it.
                 let _ = group.take_up(shard);
-                let seconds = host::elapsed(since).as_secs();
+                let seconds = system::elapsed(since).as_secs();
                 tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
                 return;
             }

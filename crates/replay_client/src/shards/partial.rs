@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use base::allocation::{self, OutOfMemory};
-use base::host;
+use base::system;
 use replay_core::replay::{PartState, Sampled};
 
 /// A server's answer about its table.
@@ -76,7 +76,7 @@ impl PartialBatch {
         let sum: f64 = totals.iter().sum();
         PartialBatch {
             number,
-            asked: (host::now(), received),
+            asked: (system::now(), received),
             shares: totals.iter().map(|total| total / sum).collect(),
             least: seen.iter().map(|seen| seen.and_then(|seen| seen.min_probability)).collect(),
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),

@@ -14,8 +14,8 @@ use super::super::sample::Pipelining;
 use super::group::{Group, is_lost};
 use super::partial::{PartialBatch, Seen};
 use super::shard_link::ShardLink;
-use base::host;
 use base::random::random_number;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
 use replay_core::wait_reason::WaitReason;
@@ -130,7 +130,7 @@ impl ShardedSamples {
             if !self.may_go_on() {
                 let blocked = blocked.map_or_else(|| self.lacks(self.batches.len()), |reason| Ok(Some(reason)))?;
                 let reason = blocked.unwrap_or_else(|| self.on_servers("has too few samples left".to_owned()));
-                if wait.deadline.is_some_and(|end| host::now() >= end) {
+                if wait.deadline.is_some_and(|end| system::now() >= end) {
                     return self.short(reason, wait);
                 }
                 pause(&reason, wait)?;
@@ -153,8 +153,8 @@ impl ShardedSamples {
         if self.links.iter().any(|link| link.seen.is_some()) {
             self.dark_since = None;
         } else {
-            let since = *self.dark_since.get_or_insert_with(host::now);
-            if host::elapsed(since) >= self.group.reconnect_for {
+            let since = *self.dark_since.get_or_insert_with(system::now);
+            if system::elapsed(since) >= self.group.reconnect_for {
                 return Err(self.group.none_answers());
             }
         }
@@ -190,7 +190,7 @@ impl ShardedSamples {
             return Ok(());
         }
         if error.code() == ErrorCode::UnknownTable {
-            let wait = Wait { deadline: Some(host::now() + LOST_TABLE), ..*wait };
+            let wait = Wait { deadline: Some(system::now() + LOST_TABLE), ..*wait };
             let shards = &self.group.shards;
             let known = |shard: usize| shards[shard].client.table_config(&self.table, &wait).is_ok();
             // A table created again there would be a different one.
@@ -337,7 +337,7 @@ impl ShardedSamples {
         let batch = self.batches.pop_front().ok_or(Error::Closed("the batch"))?;
         self.credit = self.credit.saturating_sub(batch.items() as u64);
         let (sent, before) = batch.asked;
-        self.pipelining.note(sent, before, host::now(), batch.bytes());
+        self.pipelining.note(sent, before, system::now(), batch.bytes());
         if self.in_flight > 1 {
             // The next call meets the same error.
             let _ = self.top_up(&Wait { deadline: None, ..*wait });
@@ -362,11 +362,11 @@ impl SampleChannel<Error> for ShardedSamples {
 
 /// Pauses before the servers are asked again.
 fn pause(reason: &WaitReason, wait: &Wait<'_>) -> Result<()> {
-    let now = host::now();
+    let now = system::now();
     wait.check()?;
     reason.report(wait, now, Wait::REPORT_AFTER);
     let left = wait.deadline.map(|end| end.saturating_duration_since(now));
-    host::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
+    system::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
     Ok(())
 }
 

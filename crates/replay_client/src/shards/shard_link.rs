@@ -9,7 +9,7 @@ use super::super::link::Link;
 use super::super::pipeline::{answer, expect};
 use super::group::{silent, within_grace};
 use super::partial::Seen;
-use base::host;
+use base::system;
 use base::wait::Wait;
 use replay_core::replay::{SampleRequest, Sampled};
 use replay_link::error::{Error, Result};
@@ -108,7 +108,7 @@ impl ShardLink {
             self.round_trip = connection.pipeline().round_trip;
             self.link.send_all_over(connection);
         }
-        self.link.queue(Part { batch, request, sent: host::now() }, 0);
+        self.link.queue(Part { batch, request, sent: system::now() }, 0);
         let sent = self.link.send(usize::MAX, None, |_, part| (table, RequestBody::Sample(part.request)));
         sent.inspect_err(|_| self.link.take_back())?;
         Ok(connects.then_some(self.round_trip))
@@ -122,7 +122,7 @@ impl ShardLink {
     pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(Part, Result<Sampled>)> {
         let dialer = self.link.dialer.clone();
         let (name, grace) = (&dialer.address, dialer.options.grace);
-        let sent = self.link.requests().next().map_or_else(host::now, |part| part.sent);
+        let sent = self.link.requests().next().map_or_else(system::now, |part| part.sent);
         let patient = Wait { deadline: wait.deadline.map(|deadline| deadline.max(sent + grace)), ..*wait };
         // The grace begins now, because a caller that paused has not read meanwhile.
         let reply = within_grace(&dialer, &patient, |wait| self.link.reply(wait, no_answer(name), false))?;

@@ -4,7 +4,7 @@ use crate::error::{Error, Result, check_priorities};
 use crate::replay::UpdateReceipt;
 use crate::sync::Ordering;
 use base::allocation;
-use base::words::shortened;
+use base::notation::shortened;
 
 use super::Table;
 

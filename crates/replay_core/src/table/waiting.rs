@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 use crate::wait_reason::WaitReason;
-use base::host;
+use base::system;
 
 use super::pending_call::Attempt;
 
@@ -161,7 +161,7 @@ impl Turn {
 
     /// Time since the first blocked attempt; `None` before it.
     pub fn waited(&self) -> Option<Duration> {
-        self.since.map(host::elapsed)
+        self.since.map(system::elapsed)
     }
 
     /// Attempts the call if it is first in the queue or `passes` the others, and enqueues it if it is blocked.
@@ -195,7 +195,7 @@ impl Turn {
         }
         self.position.get_or_insert_with(|| {
             self.positions += 1;
-            self.since.get_or_insert_with(host::now);
+            self.since.get_or_insert_with(system::now);
             Position::enter(line)
         })
     }

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
-use base::host;
 use base::random::random_number;
+use base::system;
 
 use crate::snapshot_records::content::{OpenRecord, WriterRecord};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -113,7 +113,7 @@ impl TableWriter {
     pub fn applied(&mut self, steps: u64) {
         self.last_sequence += 1;
         self.steps += steps;
-        *lock(&self.last_push) = Some(host::now());
+        *lock(&self.last_push) = Some(system::now());
     }
 
     pub fn record(&self, number: u64) -> WriterRecord {
@@ -196,7 +196,7 @@ impl Writers {
     pub fn new(table: &str) -> Self {
         Writers {
             table: table.to_owned(),
-            begun: host::now(),
+            begun: system::now(),
             entries: Mutex::new(HashMap::new()),
             gone: Mutex::new(None),
         }
@@ -315,7 +315,7 @@ impl Writers {
         let guard = lock(&found);
         guard.check_epoch(epoch)?;
         lock(&self.entries).remove(&writer);
-        self.note_gone(guard.identity.clone(), host::now());
+        self.note_gone(guard.identity.clone(), system::now());
         Ok(())
     }
 
@@ -340,7 +340,7 @@ impl Writers {
     /// Adds a writer of a snapshot; one that is open under its number stays.
     pub fn restore(&self, record: &OpenRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
         let connection = Arc::<WriterConnection>::default();
-        connection.end(host::now());
+        connection.end(system::now());
         let writer = TableWriter {
             steps: record.steps,
             epoch: record.epoch,
@@ -361,7 +361,7 @@ impl Writers {
 
     /// The [`Self::MOST_LISTED`] writers that have waited longest, as [`Table::stats`](super::Table::stats) has them.
     pub fn stats(&self) -> Vec<Value> {
-        let now = host::now();
+        let now = system::now();
         let known = |known: &KnownWriter| {
             let connected = known.disconnected_since().is_none();
             (known.identity.name.clone(), known.writer.clone(), connected, *lock(&known.last_push))
@@ -387,7 +387,7 @@ impl Writers {
 
     /// Time without a connected writer, and the name of the last one, if there was any; `None` while one is connected.
     pub fn absence(&self) -> Option<(Duration, Option<String>)> {
-        let now = host::now();
+        let now = system::now();
         let mut last = lock(&self.gone).clone();
         for known in lock(&self.entries).values() {
             let end = known.disconnected_since()?;
@@ -410,7 +410,7 @@ impl Writers {
 }
 
 fn counts(entries: &HashMap<u64, KnownWriter>) -> WriterCounts {
-    let (mut counts, now) = (WriterCounts::default(), host::now());
+    let (mut counts, now) = (WriterCounts::default(), system::now());
     for known in entries.values() {
         let age = lock(&known.last_push).map(|push| now.saturating_duration_since(push));
         counts.last_push = counts.last_push.into_iter().chain(age).min();

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
 use crate::connection::{Phase, reached};
-use base::host;
+use base::system;
 use replay_link::error::{Result, io_error};
 use replay_link::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 
@@ -95,7 +95,7 @@ impl Server {
                     open.push_back(tokio::task::spawn_local(serve));
                 }
                 Err(error) => {
-                    let (event, now) = (StrangerEvent::NotAccepted, host::now());
+                    let (event, now) = (StrangerEvent::NotAccepted, system::now());
                     self.strangers.report(event, "a client of HTTP", &error, now);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -115,7 +115,7 @@ impl Server {
         };
         let served: std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> = served.await;
         if let Err(error) = served {
-            let (event, now) = (StrangerEvent::Http, host::now());
+            let (event, now) = (StrangerEvent::Http, system::now());
             self.strangers.report(event, &peer.to_string(), &error, now);
         }
     }
@@ -191,7 +191,7 @@ impl Server {
         let role = self.context.handshake.role_of(token.as_deref());
         if let (Err(error), Some(_)) = (&role, header) {
             self.context.service.counters.failed_logins.add(1);
-            let (event, now) = (StrangerEvent::FailedLogin, host::now());
+            let (event, now) = (StrangerEvent::FailedLogin, system::now());
             self.strangers.report(event, &peer.to_string(), error, now);
         }
         role?;

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use base::words::shortened;
+use base::notation::shortened;
 use replay_core::memory::Memory;
 use replay_core::table::Table;
 use replay_link::error::{Error, Result};
