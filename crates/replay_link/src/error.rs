@@ -7,7 +7,6 @@ use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 use base::notation::shortened;
 use base::wait::Interrupted;
-use base::notation::shortened;
 use replay_core::wait_reason::WaitReason;
 use replay_wire::{ErrorCode, ReplyBody};
 
