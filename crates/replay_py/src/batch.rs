@@ -183,7 +183,7 @@ impl PyBatch {
     }
 
     #[doc = stub_doc!("Batch.get")]
-    #[pyo3(signature = (name, default = None), text_signature = "($self, name, default=None)")]
+    #[pyo3(signature = (name, default = None))]
     fn get<'py>(
         &self,
         py: Python<'py>,

@@ -13,7 +13,7 @@ use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;
 use crate::replay::PyReplay;
-use crate::table::Tables;
+use crate::table::{self, PyTable};
 use crate::{error, keywords, log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
@@ -23,7 +23,7 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 #[pyfunction]
 #[pyo3(
     signature = (
-        url, *, token = None, tables = Tables(Vec::new()), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
+        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
         reconnect_for = 60.0, namespace = None, **unknown
     ),
     text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
@@ -33,7 +33,7 @@ pub fn connect(
     py: Python<'_>,
     url: &str,
     token: Option<String>,
-    tables: Tables<'_>,
+    #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
     spin: bool,
@@ -77,6 +77,6 @@ pub fn connect(
         let client = wait::blocking(py, deadline, None, |wait| ShardedClient::connect(&addresses, &options, wait))?;
         PyReplay::sharded(client, namespace)
     };
-    replay.make_tables(py, tables, timeout)?;
+    replay.make_tables(py, &tables, timeout)?;
     Ok(replay)
 }

@@ -39,7 +39,7 @@ use crate::interpreter::Call;
 use crate::open_writers::OpenWriters;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
-use crate::table::{PyTable, Tables};
+use crate::table::PyTable;
 use crate::writer::PyWriter;
 use crate::{integer, torch, wait};
 pub use episodes::PyEpisodes;
@@ -174,11 +174,8 @@ impl PyReplay {
         Self::over(backend, location)
     }
 
-    pub fn make_tables(&self, py: Python<'_>, tables: Tables<'_>, timeout: Option<f64>) -> PyResult<()> {
-        for table in tables.0 {
-            self.create_table(py, &table, timeout)?;
-        }
-        Ok(())
+    pub fn make_tables(&self, py: Python<'_>, tables: &[PyTable], timeout: Option<f64>) -> PyResult<()> {
+        tables.iter().try_for_each(|table| self.create_table(py, table, timeout))
     }
 
     /// Logs once that there are no parameters of this name, if there are some of other names.
@@ -218,49 +215,34 @@ context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 #[pymethods]
 impl PyReplay {
     #[doc = stub_doc!("Replay.create_table")]
-    #[pyo3(
-        signature = (table, timeout = wait::TIMEOUT),
-        text_signature = "($self, table, timeout=60.0)"
-    )]
+    #[pyo3(signature = (table, timeout = 60.0))]
     fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(&table.config.name);
         self.call(py, timeout, |replay, wait| replay.create_table(&table.config, wait))
     }
 
     #[doc = stub_doc!("Replay.table")]
-    #[pyo3(
-        signature = (name, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, timeout=60.0)"
-    )]
+    #[pyo3(signature = (name, timeout = 60.0))]
     fn table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyTable> {
         let config = self.call(py, timeout, |replay, wait| replay.table_config(name, wait))?;
         Ok(PyTable { config: TableConfig::clone(&config) })
     }
 
     #[doc = stub_doc!("Replay.empty_table")]
-    #[pyo3(
-        signature = (name, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, timeout=60.0)"
-    )]
+    #[pyo3(signature = (name, timeout = 60.0))]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.command(py, timeout, RequestBody::EmptyTable(name.into()))
     }
 
     #[doc = stub_doc!("Replay.drop_table")]
-    #[pyo3(
-        signature = (name, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, timeout=60.0)"
-    )]
+    #[pyo3(signature = (name, timeout = 60.0))]
     fn drop_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(name);
         self.call(py, timeout, |replay, wait| replay.drop_table(name, wait))
     }
 
     #[doc = stub_doc!("Replay.put_parameters")]
-    #[pyo3(
-        signature = (name, tensors, *, dtype = None, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, tensors, *, dtype=None, timeout=60.0)"
-    )]
+    #[pyo3(signature = (name, tensors, *, dtype = None, timeout = 60.0))]
     fn put_parameters(
         &self,
         py: Python<'_>,
@@ -276,19 +258,13 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.drop_parameters")]
-    #[pyo3(
-        signature = (name, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, timeout=60.0)"
-    )]
+    #[pyo3(signature = (name, timeout = 60.0))]
     fn drop_parameters(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.command(py, timeout, RequestBody::DropParameters(name.into()))
     }
 
     #[doc = stub_doc!("Replay.get_parameters")]
-    #[pyo3(
-        signature = (name, newer_than = 0, timeout = wait::TIMEOUT, *, device = None, writer = None),
-        text_signature = "($self, name, newer_than=0, timeout=60.0, *, device=None, writer=None)"
-    )]
+    #[pyo3(signature = (name, newer_than = 0, timeout = 60.0, *, device = None, writer = None))]
     fn get_parameters(
         &self,
         py: Python<'_>,
@@ -315,7 +291,7 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.tables")]
-    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
+    #[pyo3(signature = (timeout = 60.0))]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let _call = Call::begin(py);
         let tables = self.call(py, timeout, |replay, wait| replay.list(wait))?.tables;
@@ -324,7 +300,7 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.parameters")]
-    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
+    #[pyo3(signature = (timeout = 60.0))]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let _call = Call::begin(py);
         let parameters = self.call(py, timeout, |replay, wait| replay.list(wait))?.parameters;
@@ -333,7 +309,7 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.stats")]
-    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
+    #[pyo3(signature = (timeout = 60.0))]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
         let stats = self.call(py, timeout, |replay, wait| replay.stats(wait))?;

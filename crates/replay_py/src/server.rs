@@ -13,7 +13,7 @@ use replay_server::config::{HttpAddress, ServerConfig};
 use replay_server::plugin::ExtensionSettings;
 use replay_server::server::{RunningServer, Server};
 
-use crate::class::context_manager;
+use crate::class::{attributes, context_manager};
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, wait};
@@ -27,30 +27,15 @@ pub struct PyServer {
     http: Option<String>,
 }
 
-/// One address or several.
-pub struct Addresses(Vec<String>);
-
-impl<'py> FromPyObject<'_, 'py> for Addresses {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        if let Ok(one) = value.extract::<String>() {
-            return Ok(Addresses(vec![one]));
-        }
-        value.extract().map(Addresses)
-    }
-}
-
-impl Addresses {
-    pub fn parse(&self, py: Python<'_>) -> PyResult<Vec<Address>> {
-        self.0.iter().map(|address| parse(py, address)).collect()
-    }
-}
-
-/// An address of a server.
-pub fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
-    address.parse().map_err(|error| error::to_python(py, error))
+/// Reads one address or several.
+pub fn addresses(value: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
+    let _call = Call::begin(value.py());
+    let texts = match value.extract() {
+        Ok(one) => vec![one],
+        Err(_) => value.extract::<Vec<String>>()?,
+    };
+    let addresses = texts.iter().map(|text| text.parse().map_err(|error| error::to_python(value.py(), error)));
+    addresses.collect()
 }
 
 /// An IP address with a port.
@@ -94,28 +79,16 @@ fn end(server: RunningServer) -> Result<()> {
     server.wait()
 }
 
+attributes! { PyServer as "Server", |server, py|
+    addresses: Vec<String> = server.addresses.clone();
+    gradients: Option<&str> = server.gradients.as_deref();
+    http: Option<&str> = server.http.as_deref();
+}
+
 context_manager!(PyServer, |server, py, _failed| server.close(py));
 
 #[pymethods]
 impl PyServer {
-    #[doc = stub_doc!("Server.addresses")]
-    #[getter]
-    fn addresses(&self) -> Vec<String> {
-        self.addresses.clone()
-    }
-
-    #[doc = stub_doc!("Server.gradients")]
-    #[getter]
-    fn gradients(&self) -> Option<&str> {
-        self.gradients.as_deref()
-    }
-
-    #[doc = stub_doc!("Server.http")]
-    #[getter]
-    fn http(&self) -> Option<&str> {
-        self.http.as_deref()
-    }
-
     #[doc = stub_doc!("Server.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(server) = self.server.close(py)? {

@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PySequence, PyTuple, PyType};
 
 use replay_core::schema::{Codec, Column, TableConfig};
-use replay_core::view::{ACTION, REWARD};
+use replay_core::view::{ACTION, REWARD, ViewSpec};
 
 use crate::class::{attributes, value_class};
 use crate::interpreter::Call;
-use crate::view::{self, ViewArgument};
+use crate::view;
 use crate::{dtype, error, integer, keywords};
 
 #[doc = stub_doc!("Column")]
@@ -25,13 +25,13 @@ pub struct PyColumn {
 impl PyColumn {
     #[new]
     #[pyo3(
-        signature = (dtype, shape = Shape(Vec::new()), codec = None, finite = true),
+        signature = (dtype, shape = Vec::new(), codec = None, finite = true),
         text_signature = "(dtype, shape=(), codec=None, finite=True)"
     )]
     fn new(
         py: Python<'_>,
         dtype: &Bound<'_, PyAny>,
-        shape: Shape,
+        #[pyo3(from_py_with = shape)] shape: Vec<u32>,
         codec: Option<&str>,
         finite: bool,
     ) -> PyResult<Self> {
@@ -44,7 +44,7 @@ impl PyColumn {
                 format!("a column's dtype is bool, an integer or a float of this machine's byte order; got {dtype}"),
             )
         })?;
-        let mut column = Column::new("", element, shape.0);
+        let mut column = Column::new("", element, shape);
         column.finite = finite;
         if let Some(name) = codec {
             column.codec =
@@ -53,37 +53,13 @@ impl PyColumn {
         Ok(PyColumn { column })
     }
 
-    #[doc = stub_doc!("Column.dtype")]
-    #[getter]
-    fn dtype<'py>(&self, py: Python<'py>) -> Bound<'py, PyArrayDescr> {
-        dtype::to_numpy(py, self.column.dtype)
-    }
-
-    #[doc = stub_doc!("Column.shape")]
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.column.shape)
-    }
-
-    #[doc = stub_doc!("Column.codec")]
-    #[getter]
-    fn codec(&self) -> &'static str {
-        self.column.codec.name()
-    }
-
-    #[doc = stub_doc!("Column.finite")]
-    #[getter]
-    fn finite(&self) -> bool {
-        self.column.finite
-    }
-
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let finite = if self.column.finite { "" } else { ", finite=False" };
         Ok(format!(
             "Column({:?}, shape={}, codec={:?}{finite})",
             self.column.dtype.name(),
             self.shape(py)?.repr()?,
-            self.codec()
+            self.column.codec.name()
         ))
     }
 
@@ -91,31 +67,31 @@ impl PyColumn {
         let py = slf.py();
         let this = slf.get();
         let column = &this.column;
-        let arguments = (column.dtype.name(), this.shape(py)?, this.codec(), column.finite);
+        let arguments = (column.dtype.name(), this.shape(py)?, column.codec.name(), column.finite);
         Ok((slf.get_type().into_any(), arguments.into_pyobject(py)?))
     }
 }
 
-/// The shape of a value: one number, or a sequence of them.
-struct Shape(Vec<u32>);
+attributes! { PyColumn as "Column", |column, py|
+    dtype: Bound<'py, PyArrayDescr> = dtype::to_numpy(py, column.column.dtype);
+    shape: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &column.column.shape);
+    codec: &'static str = column.column.codec.name();
+    finite: bool = column.column.finite;
+}
 
-impl<'py> FromPyObject<'_, 'py> for Shape {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        if let Ok(one) = value.extract::<u32>() {
-            return Ok(Shape(vec![one]));
-        }
-        value
-            .extract::<Vec<u32>>()
-            .map(Shape)
-            .map_err(|_| error::config(value.py(), format!("a shape is a tuple of positive integers, got {}", *value)))
+/// Reads the shape of a value: one number, or a sequence of them.
+fn shape(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let _call = Call::begin(value.py());
+    if let Ok(one) = value.extract() {
+        return Ok(vec![one]);
     }
+    value
+        .extract()
+        .map_err(|_| error::config(value.py(), format!("a shape is a tuple of positive integers, got {value}")))
 }
 
 #[doc = stub_doc!("Table")]
-#[pyclass(name = "Table", module = "innet_drl", frozen, eq)]
+#[pyclass(name = "Table", module = "innet_drl", frozen, eq, from_py_object)]
 #[derive(Clone, PartialEq)]
 pub struct PyTable {
     /// Validated.
@@ -151,7 +127,7 @@ impl PyTable {
         samples_per_insert: f64,
         slack: f64,
         #[pyo3(from_py_with = integer::max_version_lag)] max_version_lag: u32,
-        view: Option<ViewArgument>,
+        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let _call = Call::begin(py);
@@ -178,7 +154,7 @@ impl PyTable {
             samples_per_insert,
             slack,
             max_version_lag,
-            view: view.map(|view| view.0),
+            view,
         };
         config.validate().map_err(|error| error::to_python(py, error))?;
         Ok(PyTable { config })
@@ -245,10 +221,10 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
     let py = definition.py();
     let value = if let Ok(column) = definition.cast::<PyColumn>() {
         column.get().clone()
-    } else if let Ok((dtype, shape)) = definition.extract::<(Bound<'_, PyAny>, Shape)>() {
-        PyColumn::new(py, &dtype, shape, None, true)?
+    } else if let Ok((dtype, shape)) = definition.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() {
+        PyColumn::new(py, &dtype, self::shape(&shape)?, None, true)?
     } else {
-        PyColumn::new(py, definition, Shape(Vec::new()), None, true)?
+        PyColumn::new(py, definition, Vec::new(), None, true)?
     };
     Ok(Column { name, ..value.column })
 }
@@ -318,19 +294,12 @@ fn space_columns<'py>(name: &str, space: &Bound<'py, PyAny>, columns: &Bound<'py
     ))
 }
 
-/// Tables to make: one, or several.
-pub struct Tables<'py>(pub Vec<PyRef<'py, PyTable>>);
-
-impl<'py> FromPyObject<'_, 'py> for Tables<'py> {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        match value.extract() {
-            Ok(table) => Ok(Tables(vec![table])),
-            Err(_) => value.extract().map(Tables).map_err(|_| {
-                PyTypeError::new_err(format!("tables is a Table or a sequence of them, got {}", value.get_type()))
-            }),
-        }
+/// Reads tables to make: one, or several.
+pub fn tables(value: &Bound<'_, PyAny>) -> PyResult<Vec<PyTable>> {
+    let _call = Call::begin(value.py());
+    let refused = || PyTypeError::new_err(format!("tables is a Table or a sequence of them, got {}", value.get_type()));
+    match value.extract() {
+        Ok(table) => Ok(vec![table]),
+        Err(_) => value.extract().map_err(|_| refused()),
     }
 }

@@ -27,12 +27,12 @@ pub struct PyNStep(NStep);
 impl PyNStep {
     #[new]
     #[pyo3(
-        signature = (stack = StackArgument(Stack::All(1)), n = 1, gamma = 0.99, observation = "observation", padding = "zero", **unknown),
+        signature = (stack = Stack::All(1), n = 1, gamma = 0.99, observation = "observation", padding = "zero", **unknown),
         text_signature = "(stack=1, n=1, gamma=0.99, observation='observation', padding='zero')"
     )]
     fn new(
         py: Python<'_>,
-        stack: StackArgument,
+        #[pyo3(from_py_with = stack)] stack: Stack,
         #[pyo3(from_py_with = integer::n)] n: u16,
         gamma: f64,
         observation: &str,
@@ -42,7 +42,7 @@ impl PyNStep {
         keywords::refuse(unknown, || Ok(py.get_type::<PyNStep>().into_any()))?;
         let view = NStep {
             observation: observation.to_owned(),
-            stack: stack.0,
+            stack,
             n,
             gamma,
             padding: error::choice(py, "padding", padding, PADDINGS)?,
@@ -72,8 +72,8 @@ impl PySequences {
     #[new]
     #[pyo3(
         signature = (
-            length, burn_in = 0, period = None, stack = StackArgument(Stack::All(1)), observation = "observation", padding = "zero",
-            gamma = 0.99, state = Columns(Vec::new()), **unknown
+            length, burn_in = 0, period = None, stack = Stack::All(1), observation = "observation", padding = "zero",
+            gamma = 0.99, state = Vec::new(), **unknown
         ),
         text_signature = "(length, burn_in=0, period=None, stack=1, observation='observation', \
                           padding='zero', gamma=0.99, state=())"
@@ -83,48 +83,42 @@ impl PySequences {
         #[pyo3(from_py_with = integer::length)] length: u16,
         #[pyo3(from_py_with = integer::burn_in)] burn_in: u16,
         #[pyo3(from_py_with = integer::period)] period: Option<u16>,
-        stack: StackArgument,
+        #[pyo3(from_py_with = stack)] stack: Stack,
         observation: &str,
         padding: &str,
         gamma: f64,
-        state: Columns,
+        #[pyo3(from_py_with = columns)] state: Vec<String>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         keywords::refuse(unknown, || Ok(py.get_type::<PySequences>().into_any()))?;
         let view = Sequences {
             observation: observation.to_owned(),
-            stack: stack.0,
+            stack,
             length,
             burn_in,
             period: period.unwrap_or(length),
             gamma,
             padding: error::choice(py, "padding", padding, PADDINGS)?,
-            state: state.0,
+            state,
         };
         check(py, ViewSpec::Sequences(view.clone()))?;
         Ok(PySequences(view))
     }
 }
 
-/// A number of observations, or numbers by part.
-struct StackArgument(Stack);
-
-impl<'py> FromPyObject<'_, 'py> for StackArgument {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        let Ok(parts) = value.cast::<PyMapping>() else {
-            return integer::stack(&value).map(|stack| StackArgument(Stack::All(stack)));
-        };
-        let mut stacks = BTreeMap::new();
-        for item in parts.items()?.iter() {
-            // Parts of a tuple have numbers.
-            let (part, stack): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-            stacks.insert(part.str()?.to_string(), integer::stack(&stack)?);
-        }
-        Ok(StackArgument(Stack::Parts(stacks)))
+/// Reads the number of observations in a stack, or the numbers by part.
+fn stack(value: &Bound<'_, PyAny>) -> PyResult<Stack> {
+    let _call = Call::begin(value.py());
+    let Ok(parts) = value.cast::<PyMapping>() else {
+        return integer::stack(value).map(Stack::All);
+    };
+    let mut stacks = BTreeMap::new();
+    for item in parts.items()?.iter() {
+        // Parts of a tuple have numbers.
+        let (part, stack): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        stacks.insert(part.str()?.to_string(), integer::stack(&stack)?);
     }
+    Ok(Stack::Parts(stacks))
 }
 
 fn stack_to_python<'py>(py: Python<'py>, stack: &Stack) -> PyResult<Bound<'py, PyAny>> {
@@ -134,18 +128,12 @@ fn stack_to_python<'py>(py: Python<'py>, stack: &Stack) -> PyResult<Bound<'py, P
     })
 }
 
-/// Names of columns.
-struct Columns(Vec<String>);
-
-impl<'py> FromPyObject<'_, 'py> for Columns {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        value.extract().map(Columns).map_err(|_| {
-            PyTypeError::new_err(format!("state is a sequence of names of columns, as [\"hidden\"], got {}", *value))
-        })
-    }
+/// Reads names of columns.
+fn columns(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let _call = Call::begin(value.py());
+    value.extract().map_err(|_| {
+        PyTypeError::new_err(format!("state is a sequence of names of columns, as [\"hidden\"], got {value}"))
+    })
 }
 
 attributes! { PySequences as "Sequences", |view, py|
@@ -188,28 +176,23 @@ attributes! { PyWindow as "Window", |view, py|
 
 value_class!(PyWindow: "before", "after");
 
-/// Any view, as an argument.
-#[derive(Clone)]
-pub struct ViewArgument(pub ViewSpec);
-
-impl<'py> FromPyObject<'_, 'py> for ViewArgument {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let _call = Call::begin(value.py());
-        if let Ok(view) = value.cast::<PyNStep>() {
-            Ok(ViewArgument(ViewSpec::NStep(view.get().0.clone())))
-        } else if let Ok(view) = value.cast::<PySequences>() {
-            Ok(ViewArgument(ViewSpec::Sequences(view.get().0.clone())))
-        } else if let Ok(view) = value.cast::<PyWindow>() {
-            Ok(ViewArgument(ViewSpec::Window(view.get().0)))
-        } else {
-            Err(PyTypeError::new_err(format!(
-                "a view is an NStep, Sequences or a Window, got {} {}",
-                value.get_type().name()?,
-                value.repr()?
-            )))
-        }
+/// Reads a view of any class.
+pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Option<ViewSpec>> {
+    let _call = Call::begin(value.py());
+    if value.is_none() {
+        Ok(None)
+    } else if let Ok(view) = value.cast::<PyNStep>() {
+        Ok(Some(ViewSpec::NStep(view.get().0.clone())))
+    } else if let Ok(view) = value.cast::<PySequences>() {
+        Ok(Some(ViewSpec::Sequences(view.get().0.clone())))
+    } else if let Ok(view) = value.cast::<PyWindow>() {
+        Ok(Some(ViewSpec::Window(view.get().0)))
+    } else {
+        Err(PyTypeError::new_err(format!(
+            "a view is an NStep, Sequences or a Window, got {} {}",
+            value.get_type().name()?,
+            value.repr()?
+        )))
     }
 }
 

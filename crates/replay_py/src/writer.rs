@@ -321,14 +321,9 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
 #[pymethods]
 impl PyWriter {
     #[doc = stub_doc!("Writer.append")]
-    #[pyo3(
-        signature = (
-            *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q =
-            None, timeout = wait::TIMEOUT, **columns
-        ),
-        text_signature = "($self, *, terminated, truncated, first=None, final=None, q=None, priority=None, \
-                          final_q=None, timeout=60.0, **columns)"
-    )]
+    #[pyo3(signature = (
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+    ))]
     fn append(
         &self,
         py: Python<'_>,
@@ -348,14 +343,9 @@ impl PyWriter {
     }
 
     #[doc = stub_doc!("Writer.extend")]
-    #[pyo3(
-        signature = (
-            *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q =
-            None, timeout = wait::TIMEOUT, **columns
-        ),
-        text_signature = "($self, *, terminated, truncated, first=None, final=None, q=None, priority=None, \
-                          final_q=None, timeout=60.0, **columns)"
-    )]
+    #[pyo3(signature = (
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+    ))]
     fn extend(
         &self,
         py: Python<'_>,
@@ -403,13 +393,13 @@ impl PyWriter {
     }
 
     #[doc = stub_doc!("Writer.flush")]
-    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
+    #[pyo3(signature = (timeout = 60.0))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.writer.call(py, timeout, |writer, wait| writer.call(wait, |writer| writer.flush(wait)))
     }
 
     #[doc = stub_doc!("Writer.close")]
-    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
+    #[pyo3(signature = (timeout = 60.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let deadline = wait::deadline(py, timeout)?;
         // By the end of a `with` block that raised an exception.

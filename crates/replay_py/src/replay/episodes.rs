@@ -9,7 +9,6 @@ use super::sample::unpacking_threads;
 use crate::batch::PyBatch;
 use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
-use crate::wait;
 
 #[doc = stub_doc!("Episodes")]
 #[pyclass(name = "Episodes", module = "innet_drl", frozen)]
@@ -23,10 +22,7 @@ pub struct PyEpisodes {
 #[pymethods]
 impl PyReplay {
     #[doc = stub_doc!("Replay.episodes")]
-    #[pyo3(
-        signature = (table, timeout = wait::TIMEOUT),
-        text_signature = "($self, table, timeout=60.0)"
-    )]
+    #[pyo3(signature = (table, timeout = 60.0))]
     fn episodes(slf: &Bound<'_, Self>, table: String, timeout: Option<f64>) -> PyResult<PyEpisodes> {
         let py = slf.py();
         let _call = Call::begin(py);

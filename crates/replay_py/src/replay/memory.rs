@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_link::stack::Address;
 use replay_server::config::ServerConfig;
 use replay_server::process_memory;
 use replay_server::snapshots::file;
@@ -15,7 +16,7 @@ use replay_wire::auth::Secret;
 use super::PyReplay;
 use crate::interpreter::Call;
 use crate::server::{self, PyServer};
-use crate::table::Tables;
+use crate::table::{self, PyTable};
 use crate::{integer, keywords, log, wait};
 
 /// Default of `max_bytes` (tables and parameters), in percent of the memory that the process may use.
@@ -37,12 +38,12 @@ impl PyMemory {
 impl PyMemory {
     #[new]
     #[pyo3(
-        signature = (tables = Tables(Vec::new()), *, max_bytes = None, seed = None, **unknown),
+        signature = (tables = Vec::new(), *, max_bytes = None, seed = None, **unknown),
         text_signature = "(tables=(), *, max_bytes=None, seed=None)"
     )]
     fn new(
         py: Python<'_>,
-        tables: Tables<'_>,
+        #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
         #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
         unknown: Option<&Bound<'_, PyDict>>,
@@ -61,7 +62,7 @@ impl PyMemory {
         }
         limits.seed = seed;
         let replay = PyReplay::local(Memory::new(limits));
-        replay.make_tables(py, tables, None)?;
+        replay.make_tables(py, &tables, None)?;
         Ok(PyClassInitializer::from(replay).add_subclass(PyMemory))
     }
 
@@ -95,7 +96,7 @@ impl PyMemory {
     )]
     fn serve(
         slf: &Bound<'_, Self>,
-        addresses: server::Addresses,
+        #[pyo3(from_py_with = server::addresses)] addresses: Vec<Address>,
         token: Option<String>,
         learner_token: Option<String>,
         actor_token: Option<String>,
@@ -115,7 +116,7 @@ impl PyMemory {
         keywords::refuse(unknown, || py.get_type::<PyMemory>().getattr("serve"))?;
         let memory = Self::memory(slf)?;
         let config = ServerConfig {
-            listen: addresses.parse(py)?,
+            listen: addresses,
             token: token.map(Secret),
             learner_token: learner_token.map(Secret),
             actor_token: actor_token.map(Secret),

@@ -28,9 +28,8 @@ use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Part, Reading};
 use crate::interpreter::Call;
 use crate::mix::TablesArgument;
-use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, integer, keywords, torch, wait};
+use crate::{array, class, error, integer, keywords, torch, view, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Reading>)>>;
@@ -148,7 +147,7 @@ impl PyReplay {
         py: Python<'_>,
         tables: &TablesArgument,
         batch_size: u32,
-        view: Option<ViewArgument>,
+        view: Option<ViewSpec>,
         normalize: &str,
         allow_short: bool,
         threads: Option<usize>,
@@ -158,7 +157,6 @@ impl PyReplay {
         let normalization = error::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
         let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
-        let view = view.map(|view| view.0);
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
         let mut parts: Vec<Part> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
@@ -189,7 +187,7 @@ impl PyReplay {
     #[doc = stub_doc!("Replay.writer")]
     #[pyo3(
         signature = (
-            table, num_envs, view = None, *, name = "", server = None, chunk_steps = 50, timeout = wait::TIMEOUT, **unknown
+            table, num_envs, view = None, *, name = "", server = None, chunk_steps = 50, timeout = 60.0, **unknown
         ),
         text_signature = "($self, table, num_envs, view=None, *, name='', server=None, chunk_steps=50, timeout=60.0)"
     )]
@@ -198,7 +196,7 @@ impl PyReplay {
         py: Python<'_>,
         table: &str,
         #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
-        view: Option<ViewArgument>,
+        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
         name: &str,
         #[pyo3(from_py_with = integer::server)] server: Option<u32>,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
@@ -212,7 +210,7 @@ impl PyReplay {
         let opened = options.name.clone();
         let (config, view, writer) = self.call(py, timeout, |replay, wait| {
             let config = replay.table_config(table, wait)?;
-            let view = config.view_or_own(view.map(|view| view.0))?;
+            let view = config.view_or_own(view)?;
             let writer = Writer::over_channel(config.clone(), num_envs, &view, options, |open| {
                 replay.open_writer(table, open, wait)
             })?;
@@ -225,7 +223,7 @@ impl PyReplay {
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
-            timeout = wait::TIMEOUT, writers_timeout = wait::TIMEOUT, threads = None, **unknown
+            timeout = 60.0, writers_timeout = 60.0, threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, device=None, normalize='batch', \
                           allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
@@ -235,7 +233,7 @@ impl PyReplay {
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        view: Option<ViewArgument>,
+        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
         beta: f64,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
@@ -293,7 +291,7 @@ impl PyReplay {
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, writers_timeout = wait::TIMEOUT,
+            normalize = "batch", allow_short = false, timeout = 60.0, writers_timeout = 60.0,
             threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
@@ -304,7 +302,7 @@ impl PyReplay {
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        view: Option<ViewArgument>,
+        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
         beta: Beta,
         #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
@@ -334,10 +332,7 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.update_priorities")]
-    #[pyo3(
-        signature = (table, ids, priorities, timeout = wait::TIMEOUT, *, wait = true),
-        text_signature = "($self, table, ids, priorities, timeout=60.0, *, wait=True)"
-    )]
+    #[pyo3(signature = (table, ids, priorities, timeout = 60.0, *, wait = true))]
     fn update_priorities(
         &self,
         py: Python<'_>,

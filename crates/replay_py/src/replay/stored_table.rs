@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 
 use super::PyReplay;
+use crate::class::attributes;
 use crate::interpreter::Call;
 use crate::table::PyTable;
 use crate::wait;
@@ -26,6 +27,11 @@ impl PyReplay {
     }
 }
 
+attributes! { PyStoredTable as "StoredTable", |table, py|
+    name: &str = &table.name;
+    definition: PyResult<PyTable> = table.replay.get().table(py, &table.name, wait::TIMEOUT);
+}
+
 #[pymethods]
 impl PyStoredTable {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -37,18 +43,6 @@ impl PyStoredTable {
             // It was dropped: the error of an unknown table.
             None => self.definition(py).map(|_| 0),
         }
-    }
-
-    #[doc = stub_doc!("StoredTable.name")]
-    #[getter]
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    #[doc = stub_doc!("StoredTable.definition")]
-    #[getter]
-    fn definition(&self, py: Python<'_>) -> PyResult<PyTable> {
-        self.replay.get().table(py, &self.name, wait::TIMEOUT)
     }
 
     fn __repr__(&self) -> String {
