@@ -9,10 +9,11 @@ use pyo3::types::PyDict;
 
 use gradients::JoinJob;
 use gradients_net::GradientUpdates;
+use gradients_net::error::Error;
 use replay_client::{Client, Namespace};
 
-use crate::class::context_manager;
-use crate::gradients::{apart, summed};
+use crate::class::{attributes, context_manager};
+use crate::gradients::inside;
 use crate::interpreter::Call;
 use crate::process_local::ProcessLocal;
 use crate::{array, integer, interpreter, wait};
@@ -35,9 +36,8 @@ impl PyGradientUpdates {
         let last = last.unwrap_or(u64::MAX);
         let updates = wait::blocking(py, None, None, |wait| {
             let joined = GradientUpdates::join(client, request, last, wait);
-            apart(joined).map_err(|error| Namespace::short_names(namespace, error))
+            joined.map_err(|error| inside(namespace, error))
         })?;
-        let updates = summed(py, updates)?;
         Ok(PyGradientUpdates {
             updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
             description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
@@ -45,16 +45,14 @@ impl PyGradientUpdates {
     }
 }
 
+attributes! { PyGradientUpdates as "GradientUpdates", |updates, py|
+    index: PyResult<u64> = updates.updates.call(py, None, |updates, _| Ok(updates.worker.index()));
+}
+
 context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
 
 #[pymethods]
 impl PyGradientUpdates {
-    #[doc = stub_doc!("GradientUpdates.index")]
-    #[getter]
-    fn index(&self, py: Python<'_>) -> PyResult<u64> {
-        self.updates.call(py, None, |updates, _| Ok(updates.worker.index()))
-    }
-
     #[doc = stub_doc!("GradientUpdates.offer")]
     fn offer(
         &self,
@@ -65,9 +63,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        let offered =
-            self.updates.call(py, None, |updates, _| apart(updates.worker.offer(gradient, index).map_err(Into::into)));
-        summed(py, offered?)
+        self.updates.call_until(py, None, |updates, _| updates.worker.offer(gradient, index).map_err(Error::from))
     }
 
     #[doc = stub_doc!("GradientUpdates.take")]
@@ -75,8 +71,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        let taken = self.updates.call(py, None, |updates, _| apart(updates.worker.take(mean).map_err(Into::into)));
-        summed(py, taken?)
+        self.updates.call_until(py, None, |updates, _| updates.worker.take(mean).map_err(Error::from))
     }
 
     #[doc = stub_doc!("GradientUpdates.wait")]
@@ -84,8 +79,7 @@ impl PyGradientUpdates {
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
         let deadline = deadline.map(|seconds| wait::seconds(py, "deadline", seconds));
         let until = deadline.transpose()?.map(|longest| Instant::now() + longest);
-        let waited = self.updates.call_until(py, until, |updates, wait| apart(updates.wait(for_gradient, wait)));
-        summed(py, waited?)
+        self.updates.call_until(py, until, |updates, wait| updates.wait(for_gradient, wait))
     }
 
     #[doc = stub_doc!("GradientUpdates.restart")]

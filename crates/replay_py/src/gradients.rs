@@ -13,7 +13,7 @@ use gradients::{Control, JoinJob, packet};
 use gradients_net::GradientWorker;
 use gradients_net::error::Error as WorkerError;
 use replay_client::{Client, Namespace};
-use replay_link::error::{Error, Result};
+use replay_link::error::Error;
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;
@@ -46,30 +46,21 @@ impl SharedWorker {
         &self,
         wait: &Wait<'_>,
         work: impl FnOnce(&mut GradientWorker) -> Result<T, WorkerError>,
-    ) -> Result<Summed<T>> {
+    ) -> Result<T, WorkerError> {
         let mut worker = self.worker.take(wait)?;
         let worker = worker.as_mut().ok_or(Error::Closed("this gradient worker"))?;
         let done = work(worker);
         self.round.store(worker.next_round(), Ordering::Relaxed);
-        apart(done)
+        done
     }
 }
 
-/// The result of a sum, whose failures have exception classes of their own.
-pub type Summed<T> = Result<T, gradients::Error>;
-
-/// Separates failures of sums, which have exception classes of their own, from all other errors.
-pub fn apart<T>(done: Result<T, WorkerError>) -> Result<Summed<T>> {
-    match done {
-        Ok(done) => Ok(Ok(done)),
-        Err(WorkerError::Sum(failure)) => Ok(Err(failure)),
-        Err(WorkerError::Net(error)) => Err(error),
+/// The error of a join, whose names are seen from a namespace.
+pub fn inside(namespace: Option<&Namespace>, error: WorkerError) -> WorkerError {
+    match error {
+        WorkerError::Net(error) => Namespace::short_names(namespace, error).into(),
+        failure => failure,
     }
-}
-
-/// Raises the failure of a sum.
-pub fn summed<T>(py: Python<'_>, done: Summed<T>) -> PyResult<T> {
-    done.map_err(|failure| error::of_sum(py, &failure))
 }
 
 /// Parses `ip:port`.
@@ -105,9 +96,8 @@ impl PyGradientWorker {
         }
         let worker = wait::blocking(py, None, None, |wait| {
             let joined = GradientWorker::join(client, request, via, station, wait);
-            apart(joined).map_err(|error| Namespace::short_names(namespace, error))
+            joined.map_err(|error| inside(namespace, error))
         })?;
-        let worker = summed(py, worker)?;
         let round = AtomicU64::new(worker.next_round());
         let shared = SharedWorker { worker: Exclusive::new("gradient worker", Some(worker)), round };
         Ok(PyGradientWorker {
@@ -125,9 +115,7 @@ impl PyGradientWorker {
 
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let until = self.until(py, deadline)?;
-        let called =
-            self.worker.call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.call(command, wait)));
-        summed(py, called?)
+        self.worker.call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.call(command, wait)))
     }
 }
 
@@ -156,8 +144,8 @@ impl PyGradientWorker {
         let until = self.until(py, deadline)?;
         let sum = self
             .worker
-            .call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.sum(values, mean, wait)));
-        Ok(summed(py, sum?)?.workers)
+            .call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.sum(values, mean, wait)))?;
+        Ok(sum.workers)
     }
 
     #[doc = stub_doc!("GradientWorker.set_threshold")]
@@ -196,11 +184,10 @@ impl PyGradientWorker {
         let Some(shared) = self.worker.close(py)? else {
             return Ok(());
         };
-        let left = wait::blocking(py, deadline, None, move |wait| {
+        wait::blocking(py, deadline, None, move |wait| {
             let worker = shared.worker.take(wait)?.take();
-            apart(worker.map_or(Ok(()), |worker| worker.leave(wait)))
-        });
-        summed(py, left?)
+            worker.map_or(Ok(()), |worker| worker.leave(wait))
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -15,56 +15,28 @@ const MAX_PREFETCH: u16 = 1024;
 /// Most threads that unpack a batch.
 pub const MAX_THREADS: u16 = 256;
 
-/// A type of integer arguments.
-pub trait Integer: Sized {
-    /// Range of the argument, for the error.
-    const RANGE: (i128, i128);
-
-    /// The value of the argument.
-    fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Self>;
+/// Which integers an argument takes, for its error.
+enum Range {
+    /// All of its type, up to this one.
+    Type(u64),
+    /// Those of this range.
+    Checked(i128, i128),
+    /// Those of this range, which the memory checks with an error class of its own.
+    Memory(i128, i128),
 }
 
-macro_rules! integers {
-    ($($type:ty)*) => {$(
-        impl Integer for $type {
-            const RANGE: (i128, i128) = (<$type>::MIN as i128, <$type>::MAX as i128);
-
-            fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-                value.extract()
-            }
-        }
-    )*};
-}
-
-integers!(u8 u16 u32 u64 usize i32);
-
-impl<T: Integer> Integer for Option<T> {
-    const RANGE: (i128, i128) = T::RANGE;
-
-    fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        match value.is_none() {
-            true => Ok(None),
-            false => T::from_python(value).map(Some),
-        }
-    }
-}
-
-/// The range of an argument, for errors; `CHECKED` also refuses other values of its type.
-struct Range<const CHECKED: bool>(i128, i128);
-
-fn convert<T: Integer, const CHECKED: bool>(
-    name: &str,
-    range: Option<Range<CHECKED>>,
-    value: &Bound<'_, PyAny>,
-) -> PyResult<T> {
+fn convert<'py, T>(name: &str, range: &Range, value: &Bound<'py, PyAny>) -> PyResult<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
     let py = value.py();
     let _call = Call::begin(py);
-    let Range(least, most) = range.unwrap_or(Range(T::RANGE.0, T::RANGE.1));
-    let refused = || {
-        let message = format!("{name} is an integer from {least} to {most}, got {value}");
-        error::config(py, message)
+    let (least, most) = match *range {
+        Range::Type(most) => (0, most.into()),
+        Range::Checked(least, most) | Range::Memory(least, most) => (least, most),
     };
-    let converted = T::from_python(value).map_err(|error| {
+    let refused = || error::config(py, format!("{name} is an integer from {least} to {most}, got {value}"));
+    let converted = value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(py) {
             return refused();
         }
@@ -75,65 +47,63 @@ fn convert<T: Integer, const CHECKED: bool>(
             Err(error) => error,
         }
     })?;
-    if CHECKED && !value.is_none() && !(least..=most).contains(&value.extract::<i128>()?) {
+    let checked = matches!(range, Range::Checked(..)) && !value.is_none();
+    if checked && !(least..=most).contains(&value.extract::<i128>()?) {
         return Err(refused());
     }
     Ok(converted)
 }
 
-/// Conversion functions, by argument. The range is the type's; or the one after `in`, which is checked here; or the one after `of`, which
-/// the memory checks, with its own error class.
+/// Conversion functions, by argument.
 macro_rules! named {
-    ($($name:ident $(in $least:literal..=$most:expr)? $(; of $first:literal..=$last:expr)?),* $(,)?) => {$(
+    ($($name:ident $range:expr),* $(,)?) => {$(
         #[doc = concat!("The argument `", stringify!($name), "`.")]
-        pub fn $name<T: Integer>(value: &Bound<'_, PyAny>) -> PyResult<T> {
-            named!(@convert value $name [$($least, $most)?] [$($first, $last)?])
+        pub fn $name<'py, T>(value: &Bound<'py, PyAny>) -> PyResult<T>
+        where
+            T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+        {
+            convert(stringify!($name), &$range, value)
         }
     )*};
-    (@convert $value:ident $name:ident [] []) => {
-        convert::<T, false>(stringify!($name), None, $value)
-    };
-    (@convert $value:ident $name:ident [$least:literal, $most:expr] []) => {
-        convert::<T, true>(stringify!($name), Some(Range($least, $most.into())), $value)
-    };
-    (@convert $value:ident $name:ident [] [$least:literal, $most:expr]) => {
-        convert::<T, false>(stringify!($name), Some(Range($least, $most.into())), $value)
-    };
 }
 
+const U16: Range = Range::Type(u16::MAX as u64);
+const U32: Range = Range::Type(u32::MAX as u64);
+const U64: Range = Range::Type(u64::MAX);
+
 named!(
-    after; of 0..=16_384,
-    batch_size; of 1..=MAX_SAMPLES,
-    before; of 0..=16_384,
-    burn_in; of 0..=16_384,
-    capacity; of 1..=TableConfig::MAX_CAPACITY,
-    capacity_bytes,
-    chunk_steps; of 1..=65_536,
-    idle_sleep_us in 0..=1_000_000,
-    index in 0..=i64::MAX,
-    io_threads; of 0..=256,
-    length; of 1..=16_384,
-    max_bytes,
-    max_times_sampled,
-    max_version_lag,
-    min_size; of 1..=TableConfig::MAX_CAPACITY,
-    n; of 1..=1024,
-    newer_than,
-    num_envs; of 1..=TableConfig::MAX_CAPACITY,
-    period; of 1..=65_535,
-    prefetch in 0..=MAX_PREFETCH,
-    prefix in 0..=32,
-    priority_unit_log2; of -30..=0,
-    seed,
-    segment_values; of 1..=360,
-    server,
-    staleness,
-    stack; of 1..=1024,
-    threads in 1..=MAX_THREADS,
-    threshold,
-    updates,
-    values,
-    worker,
-    workers,
-    world,
+    after Range::Memory(0, 16_384),
+    batch_size Range::Memory(1, MAX_SAMPLES as i128),
+    before Range::Memory(0, 16_384),
+    burn_in Range::Memory(0, 16_384),
+    capacity Range::Memory(1, TableConfig::MAX_CAPACITY as i128),
+    capacity_bytes U64,
+    chunk_steps Range::Memory(1, 65_536),
+    idle_sleep_us Range::Checked(0, 1_000_000),
+    index Range::Checked(0, i64::MAX as i128),
+    io_threads Range::Memory(0, 256),
+    length Range::Memory(1, 16_384),
+    max_bytes U64,
+    max_times_sampled U32,
+    max_version_lag U32,
+    min_size Range::Memory(1, TableConfig::MAX_CAPACITY as i128),
+    n Range::Memory(1, 1024),
+    newer_than U64,
+    num_envs Range::Memory(1, TableConfig::MAX_CAPACITY as i128),
+    period Range::Memory(1, 65_535),
+    prefetch Range::Checked(0, MAX_PREFETCH as i128),
+    prefix Range::Checked(0, 32),
+    priority_unit_log2 Range::Memory(-30, 0),
+    seed U64,
+    segment_values Range::Memory(1, 360),
+    server U32,
+    staleness U16,
+    stack Range::Memory(1, 1024),
+    threads Range::Checked(1, MAX_THREADS as i128),
+    threshold U16,
+    updates U64,
+    values U32,
+    worker U16,
+    workers U16,
+    world U32,
 );

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 use base::sync::lock;
 use base::wait::Wait;
+use gradients_net::error::Error as WorkerError;
 use replay_link::error::Result;
 
 use crate::{error, interpreter, wait};
@@ -265,11 +266,11 @@ impl<T: Send> ProcessLocal<T> {
     ///
     /// # Errors
     /// Errors of [`ProcessLocal::get`] and `work`; `ClosedError` if `close` ended the call.
-    pub fn call_until<R: Send>(
+    pub fn call_until<R: Send, E: Into<WorkerError> + Send>(
         &self,
         py: Python<'_>,
         deadline: Option<Instant>,
-        work: impl FnOnce(&T, &Wait<'_>) -> Result<R> + Send,
+        work: impl FnOnce(&T, &Wait<'_>) -> Result<R, E> + Send,
     ) -> PyResult<R>
     where
         T: Clone,

@@ -9,6 +9,7 @@ use base::notation::Number;
 use base::sync::lock;
 use base::wait::Wait;
 use base::wait::{Advice, WaitNotice};
+use gradients_net::error::Error as WorkerError;
 use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;
@@ -78,11 +79,11 @@ pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send
 
 /// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
 /// `closing` ends the call. A long wait is logged.
-pub fn blocking<T: Send>(
+pub fn blocking<T: Send, E: Into<WorkerError> + Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
     closing: Option<&Closing>,
-    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+    work: impl FnOnce(&Wait<'_>) -> Result<T, E> + Send,
 ) -> PyResult<T> {
     blocking_advised(py, deadline, closing, &|_| None, work)
 }
@@ -103,12 +104,12 @@ pub fn blocking_for_writers<T: Send>(
 }
 
 /// [`blocking`] with advice that is appended to the reason of a wait for writers, in the log and in the deadline error.
-fn blocking_advised<T: Send>(
+fn blocking_advised<T: Send, E: Into<WorkerError> + Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
     closing: Option<&Closing>,
     advice: &Advice<'_>,
-    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+    work: impl FnOnce(&Wait<'_>) -> Result<T, E> + Send,
 ) -> PyResult<T> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let begun = closing.map(|closing| (closing, closing.begin()));
@@ -133,9 +134,10 @@ fn blocking_advised<T: Send>(
     if let Some(raised) = lock(&raised).take().or_else(error::take_raised) {
         return Err(raised);
     }
-    result.map_err(|error| match ended() {
-        Some(what) if matches!(error, Error::Interrupted) => Closing::exception(py, what),
-        _ => error::to_python(py, advised(error, advice)),
+    result.map_err(|error| match (error.into(), ended()) {
+        (WorkerError::Sum(failure), _) => error::of_sum(py, &failure),
+        (WorkerError::Net(Error::Interrupted), Some(what)) => Closing::exception(py, what),
+        (WorkerError::Net(error), _) => error::to_python(py, advised(error, advice)),
     })
 }
 
