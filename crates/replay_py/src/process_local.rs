@@ -1,7 +1,7 @@
 //! A value that `close` drops and that a forked child must not use: inside `Replay`, `Writer`, `Batches`, `Server` and gradient workers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use pyo3::prelude::*;
@@ -25,9 +25,7 @@ struct ClosingState {
     /// The replay of a writer, an iterator or a server.
     replay: Option<Closing>,
     /// Writers, iterators and servers of this replay, in any order.
-    parts: Mutex<Vec<Weak<dyn Part>>>,
-    /// Parts that go on after the program has dropped their objects.
-    kept: Mutex<Vec<Arc<dyn Part>>>,
+    parts: Mutex<Vec<Arc<dyn Part>>>,
 }
 
 /// A part of a replay: closing the replay ends it, even if the program still holds the part's object.
@@ -54,8 +52,8 @@ impl<T: Send> Part for Open<T> {
     }
 }
 
-impl<T: Send> Drop for Open<T> {
-    fn drop(&mut self) {
+impl<T: Send> Open<T> {
+    fn drop_value(&self) {
         let Some(value) = lock(&self.value).take() else {
             return;
         };
@@ -70,6 +68,12 @@ impl<T: Send> Drop for Open<T> {
     }
 }
 
+impl<T: Send> Drop for Open<T> {
+    fn drop(&mut self) {
+        self.drop_value();
+    }
+}
+
 impl Closing {
     fn new(what: &'static str, replay: Option<Closing>) -> Self {
         Closing(Arc::new(ClosingState {
@@ -78,7 +82,6 @@ impl Closing {
             closes: AtomicU32::new(0),
             replay,
             parts: Mutex::default(),
-            kept: Mutex::default(),
         }))
     }
 
@@ -118,17 +121,10 @@ impl Closing {
         self.0.closed.store(true, Ordering::Relaxed);
     }
 
-    fn add_part(&self, part: Weak<dyn Part>) {
+    fn add_part(&self, part: Arc<dyn Part>) {
         let mut parts = lock(&self.0.parts);
-        parts.retain(|part| part.strong_count() > 0);
+        parts.retain(|part| part.is_open());
         parts.push(part);
-    }
-
-    /// Keeps a part until it is closed, or this object is closed or gone.
-    fn keep(&self, part: Arc<dyn Part>) {
-        let mut kept = lock(&self.0.kept);
-        kept.retain(|part| part.is_open());
-        kept.push(part);
     }
 
     /// Ends the parts of a closed object. To be called without the interpreter lock.
@@ -137,9 +133,7 @@ impl Closing {
     /// The first error; all parts end.
     pub fn end_parts(&self) -> Result<()> {
         let parts = std::mem::take(&mut *lock(&self.0.parts));
-        let open = parts.iter().filter_map(Weak::upgrade);
-        let failed: Vec<_> = open.filter_map(|part| part.end().err()).collect();
-        lock(&self.0.kept).clear();
+        let failed: Vec<_> = parts.iter().filter_map(|part| part.end().err()).collect();
         failed.into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -156,6 +150,16 @@ impl Closing {
 pub struct ProcessLocal<T: Send> {
     open: Arc<Open<T>>,
     closing: Closing,
+    /// The value is not dropped with this object, but with its replay.
+    kept: bool,
+}
+
+impl<T: Send> Drop for ProcessLocal<T> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.open.drop_value();
+        }
+    }
 }
 
 impl<T: Send> ProcessLocal<T> {
@@ -180,11 +184,10 @@ impl<T: Send> ProcessLocal<T> {
         T: 'static,
     {
         let part = Self::with(Some(replay.clone()), what, value, end);
-        let open: Arc<dyn Part> = part.open.clone();
-        replay.add_part(Arc::downgrade(&open));
+        replay.add_part(part.open.clone());
         // Relaxed in `closed`: if `end_parts` ran before `add_part`, the lock of the parts makes the flag visible here.
         if let Some(what) = replay.closed() {
-            wait::unlocked(py, || open.end())?;
+            wait::unlocked(py, || part.open.end())?;
             return Err(Closing::exception(py, what));
         }
         Ok(part)
@@ -194,17 +197,14 @@ impl<T: Send> ProcessLocal<T> {
         ProcessLocal {
             open: Arc::new(Open { value: Mutex::new(Some(value)), end, process: std::process::id() }),
             closing: Closing::new(what, replay),
+            kept: false,
         }
     }
 
     /// Lets a part of a replay go on without this object.
-    pub fn keep(&self)
-    where
-        T: 'static,
-    {
-        if let Some(replay) = self.closing.replay() {
-            replay.keep(self.open.clone());
-        }
+    pub fn keep(mut self) -> Self {
+        self.kept = true;
+        self
     }
 
     /// The signal of `close`.

@@ -67,8 +67,7 @@ impl PyServer {
         let mut gradients = extensions.filter(|one| one.name() == gradients_net::NAME);
         let gradients = gradients.next().and_then(|one| one.address());
         let http = server.http().map(HttpAddress::to_string);
-        let server = ProcessLocal::within(py, replay, "server", server, end)?;
-        server.keep();
+        let server = ProcessLocal::within(py, replay, "server", server, end)?.keep();
         Ok(PyServer { server, addresses, gradients, http })
     }
 }
