@@ -456,7 +456,7 @@ class Batch:
     ) -> list[
         tuple[
             NDArray[np.uint8],
-            list[tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], int]],
+            list[tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], int, bool]],
         ]
     ]: ...
 

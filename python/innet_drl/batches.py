@@ -191,7 +191,7 @@ def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
 def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
     """Views of a batch's buffer (`Batch._buffers`) as tensors; ids stay a NumPy array."""
     tensors = {}
-    for name, dtype, shape, strides, offset in layout:
+    for name, dtype, shape, strides, offset, _ in layout:
         if name != "ids":
             elements = (flat.numel() - offset) // dtype.itemsize
             piece = flat[offset : offset + elements * dtype.itemsize]

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use numpy::{PyArrayDescr, PyReadonlyArray1};
 use pyo3::exceptions::{PyAttributeError, PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
+use pyo3::types::{PyDict, PyList, PySlice, PyTuple};
 
 use replay_core::schema::Dtype;
 use replay_core::view::{self, Array, Buffer};
@@ -73,7 +74,7 @@ impl<'py> Owners<'py> {
     fn array(&mut self, py: Python<'py>, array: &Array, writable: bool) -> PyResult<Bound<'py, PyAny>> {
         let owner = self.of(py, &array.buffer)?;
         // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
-        // while a reference to it exists, which `owner` holds, Rust reads it by address alone (`__reduce__`).
+        // while a reference to it exists, which `owner` holds, Rust does not read it.
         unsafe {
             array::over(
                 &owner,
@@ -213,37 +214,10 @@ impl PyBatch {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-        let py = slf.py();
-        let batch = slf.get();
-        let mut pieces = Vec::new();
-        for (buffer, arrays) in batch.by_buffer() {
-            // A slice of a batch needs a part of its buffers.
-            let first = arrays.iter().map(|array| array.offset).min().unwrap_or(0);
-            let end = arrays.iter().map(|array| array.end()).max().unwrap_or(0);
-            let size = end.max(first) - first;
-            let bytes = PyBytes::new_with(py, size, |bytes| {
-                // SAFETY: the core keeps arrays within their buffer, so that its bytes from `first` to `end` exist, and `bytes` has as
-                // many, of an object of its own. They are copied by address, because arrays of Python may change them meanwhile.
-                unsafe {
-                    let from = buffer.as_mut_ptr().add(first);
-                    std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size);
-                }
-                Ok(())
-            })?;
-            let arrays: Vec<_> = arrays
-                .into_iter()
-                .map(|array| {
-                    let (shape, strides) = (array.shape.clone(), array.strides.clone());
-                    let place = (shape, strides, array.offset - first);
-                    (&array.name, array.dtype.name(), place, array.shared)
-                })
-                .collect();
-            pieces.push((bytes, arrays.into_pyobject(py)?));
-        }
+        let (py, batch) = (slf.py(), slf.get());
         let names: Vec<_> = batch.layout.iter().map(|array| &array.name).collect();
         let restore = py.import("innet_drl._core")?.getattr("_restored_batch")?;
-        let arguments = (batch.len, names, pieces).into_pyobject(py)?;
-        Ok((restore, arguments.into_any()))
+        Ok((restore, (batch.len, names, batch._buffers(py)?).into_pyobject(py)?.into_any()))
     }
 
     /// All arrays in the structure of this batch, each but the ids as the tensor that `wrap` makes of its memory.
@@ -266,16 +240,21 @@ impl PyBatch {
         nested(&self.layout, values)
     }
 
-    /// The layout, for copies to a device: each buffer as one flat uint8 array, and the arrays on it as
-    /// (name, dtype, shape, strides in elements, offset in bytes).
+    /// The layout, for pickles and copies to a device: the used bytes of each buffer as one flat uint8 array, and the arrays on it as
+    /// (name, dtype, shape, strides in elements, offset in bytes, whether other arrays share its memory).
     fn _buffers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = Call::begin(py);
         let buffers = PyList::empty(py);
         let mut owners = Owners::default();
         for (buffer, arrays) in self.by_buffer() {
+            // A slice of a batch needs a part of its buffers.
+            let first = arrays.iter().map(|array| array.offset).min().unwrap_or(0);
+            let end = arrays.iter().map(|array| array.end()).max().unwrap_or(0).max(first);
             let owner = owners.of(py, buffer)?;
-            // SAFETY: as in `Owners::array`; these are the buffer's bytes.
-            let flat = unsafe { array::over(&owner, buffer.as_mut_ptr(), Dtype::Uint8, &[buffer.len()], None, true) }?;
+            // SAFETY: as in `Owners::array`; the core keeps arrays, and so these bytes, within their buffer.
+            let flat = unsafe {
+                array::over(&owner, buffer.as_mut_ptr().add(first), Dtype::Uint8, &[end - first], None, true)
+            }?;
             let laid_out = PyList::empty(py);
             for array in arrays {
                 let size = array.dtype.bytes();
@@ -285,7 +264,8 @@ impl PyBatch {
                     dtype::to_numpy(py, array.dtype),
                     PyTuple::new(py, &array.shape)?,
                     PyTuple::new(py, strides)?,
-                    array.offset,
+                    array.offset - first,
+                    array.shared,
                 ))?;
             }
             buffers.append((flat, laid_out))?;
@@ -294,8 +274,8 @@ impl PyBatch {
     }
 }
 
-/// An array of a pickled batch: name; dtype; shape, strides and offset in bytes; whether its memory is shared.
-type Pickled = (String, String, (Vec<usize>, Vec<usize>, usize), bool);
+/// An array of a pickled batch, as in `_buffers`.
+type Pickled<'py> = (String, Bound<'py, PyArrayDescr>, Vec<usize>, Vec<usize>, usize, bool);
 
 /// The batch that was pickled, from its length, the names of its arrays, and each buffer with the arrays in it.
 #[pyfunction(name = "_restored_batch")]
@@ -303,26 +283,21 @@ pub fn restored_batch(
     py: Python<'_>,
     len: usize,
     names: Vec<String>,
-    buffers: Vec<(Bound<'_, PyBytes>, Vec<Pickled>)>,
+    buffers: Vec<(PyReadonlyArray1<'_, u8>, Vec<Pickled<'_>>)>,
 ) -> PyResult<PyBatch> {
     let _call = Call::begin(py);
     let damaged = || PyTypeError::new_err("the pickled batch is damaged");
     let mut arrays = HashMap::new();
-    for (bytes, pickled) in buffers {
-        let bytes = bytes.as_bytes();
+    for (flat, pickled) in buffers {
+        let bytes = flat.as_slice()?;
         let mut buffer = Buffer::zeros(bytes.len()).map_err(|error| error::to_python(py, error))?;
         buffer.as_mut_slice().copy_from_slice(bytes);
         let buffer = Arc::new(buffer);
-        for (name, dtype, (shape, strides, offset), shared) in pickled {
-            let array = Array {
-                name,
-                dtype: dtype::from_name(&dtype).ok_or_else(damaged)?,
-                shape,
-                strides,
-                offset,
-                buffer: buffer.clone(),
-                shared,
-            };
+        for (name, dtype, shape, strides, offset, shared) in pickled {
+            let dtype = dtype::from_numpy(&dtype).ok_or_else(damaged)?;
+            let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes()));
+            let strides = strides.collect();
+            let array = Array { name, dtype, shape, strides, offset, buffer: buffer.clone(), shared };
             if !array.is_within_buffer() || array.shape[0] != len {
                 return Err(damaged());
             }

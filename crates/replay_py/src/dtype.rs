@@ -29,11 +29,6 @@ pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
     ALL.into_iter().find(|&dtype| self::kind(dtype) == kind && dtype.bytes() == descr.itemsize())
 }
 
-/// The core's type of this name.
-pub fn from_name(name: &str) -> Option<Dtype> {
-    ALL.into_iter().find(|dtype| dtype.name() == name)
-}
-
 /// NumPy's dtype of an element type.
 pub fn to_numpy<'py>(py: Python<'py>, dtype: Dtype) -> Bound<'py, PyArrayDescr> {
     match dtype {
