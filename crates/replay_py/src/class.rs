@@ -48,19 +48,21 @@ macro_rules! attributes {
     };
 }
 
-/// Adds `repr` and pickling to a class whose constructor accepts these attributes by name.
+/// [`attributes`], `repr` and pickling of a class whose constructor accepts these attributes by name.
 macro_rules! value_class {
-    ($class:ty: $($attribute:literal),+) => {
+    ($class:ty as $python:literal, |$object:ident, $py:ident| $($name:ident: $type:ty = $value:expr;)+) => {
+        crate::class::attributes! { $class as $python, |$object, $py| $($name: $type = $value;)+ }
+
         #[pyo3::pymethods]
         impl $class {
             fn __getnewargs_ex__<'py>(
                 slf: &pyo3::Bound<'py, Self>,
             ) -> pyo3::PyResult<((), pyo3::Bound<'py, pyo3::types::PyDict>)> {
-                Ok(((), crate::class::arguments(slf, &[$($attribute),+])?))
+                Ok(((), crate::class::arguments(slf, &[$(stringify!($name)),+])?))
             }
 
             fn __repr__(slf: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
-                crate::class::call(slf, &[$($attribute),+])
+                crate::class::call(slf, &[$(stringify!($name)),+])
             }
         }
     };

@@ -6,7 +6,7 @@ use pyo3::types::{PyDict, PyMapping};
 
 use replay_core::mix;
 
-use crate::class::{attributes, value_class};
+use crate::class::value_class;
 use crate::error;
 use crate::interpreter::Call;
 
@@ -35,11 +35,9 @@ impl PyMix {
     }
 }
 
-attributes! { PyMix as "Mix", |mix, py|
+value_class! { PyMix as "Mix", |mix, py|
     shares: PyResult<Bound<'py, PyDict>> = shares(py, &mix.0);
 }
-
-value_class!(PyMix: "shares");
 
 fn shares<'py>(py: Python<'py>, tables: &[(String, f64)]) -> PyResult<Bound<'py, PyDict>> {
     let shares = PyDict::new(py);

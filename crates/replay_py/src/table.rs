@@ -182,21 +182,11 @@ impl PyTable {
         }
         class.call((name, all, capacity), settings)
     }
-
-    #[doc = stub_doc!("Table.columns")]
-    #[getter]
-    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let columns = PyDict::new(py);
-        for column in &self.config.columns {
-            let value = PyColumn { column: Column { name: String::new(), ..column.clone() } };
-            columns.set_item(&column.name, Bound::new(py, value)?)?;
-        }
-        Ok(columns)
-    }
 }
 
-attributes! { PyTable as "Table", |table, py|
+value_class! { PyTable as "Table", |table, py|
     name: &str = &table.config.name;
+    columns: PyResult<Bound<'py, PyDict>> = columns(py, &table.config);
     capacity: u64 = table.config.capacity;
     capacity_bytes: u64 = table.config.capacity_bytes;
     sampler: String = table.config.sampler.to_string();
@@ -211,10 +201,14 @@ attributes! { PyTable as "Table", |table, py|
     view: PyResult<Option<Bound<'py, PyAny>>> = table.config.view.as_ref().map(|spec| view::to_python(py, spec)).transpose();
 }
 
-value_class!(PyTable:
-    "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
-    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack", "max_version_lag",
-    "view");
+fn columns<'py>(py: Python<'py>, config: &TableConfig) -> PyResult<Bound<'py, PyDict>> {
+    let columns = PyDict::new(py);
+    for column in &config.columns {
+        let value = PyColumn { column: Column { name: String::new(), ..column.clone() } };
+        columns.set_item(&column.name, Bound::new(py, value)?)?;
+    }
+    Ok(columns)
+}
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
 fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {

@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyMapping, PyTuple};
 
 use replay_core::view::{NStep, Padding, Sequences, Stack, ViewSpec, Window};
 
-use crate::class::{attributes, value_class};
+use crate::class::value_class;
 use crate::interpreter::Call;
 use crate::{error, integer, keywords};
 
@@ -52,15 +52,13 @@ impl PyNStep {
     }
 }
 
-attributes! { PyNStep as "NStep", |view, py|
+value_class! { PyNStep as "NStep", |view, py|
     stack: PyResult<Bound<'py, PyAny>> = stack_to_python(py, &view.0.stack);
     n: u16 = view.0.n;
     gamma: f64 = view.0.gamma;
     observation: &str = &view.0.observation;
     padding: &'static str = view.0.padding.name();
 }
-
-value_class!(PyNStep: "stack", "n", "gamma", "observation", "padding");
 
 #[doc = stub_doc!("Sequences")]
 #[pyclass(name = "Sequences", module = "innet_drl", frozen, eq)]
@@ -136,7 +134,7 @@ fn columns(value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     })
 }
 
-attributes! { PySequences as "Sequences", |view, py|
+value_class! { PySequences as "Sequences", |view, py|
     length: u16 = view.0.length;
     burn_in: u16 = view.0.burn_in;
     period: u16 = view.0.period;
@@ -146,9 +144,6 @@ attributes! { PySequences as "Sequences", |view, py|
     gamma: f64 = view.0.gamma;
     state: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &view.0.state);
 }
-
-value_class!(PySequences:
-    "length", "burn_in", "period", "stack", "observation", "padding", "gamma", "state");
 
 #[doc = stub_doc!("Window")]
 #[pyclass(name = "Window", module = "innet_drl", frozen, eq)]
@@ -169,12 +164,10 @@ impl PyWindow {
     }
 }
 
-attributes! { PyWindow as "Window", |view, py|
+value_class! { PyWindow as "Window", |view, py|
     before: u16 = view.0.before;
     after: u16 = view.0.after;
 }
-
-value_class!(PyWindow: "before", "after");
 
 /// Reads a view of any class.
 pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Option<ViewSpec>> {
