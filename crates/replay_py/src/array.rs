@@ -155,8 +155,8 @@ fn collect<T>(py: Python<'_>, values: impl ExactSizeIterator<Item = T>) -> PyRes
 
 /// Dtypes of priorities.
 pub const PRIORITIES: [Dtype; 11] = [
-    Dtype::Float32,
     Dtype::Float64,
+    Dtype::Float32,
     Dtype::Float16,
     Dtype::Int64,
     Dtype::Int32,

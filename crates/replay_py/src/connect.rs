@@ -71,11 +71,12 @@ pub fn connect(
         ..ConnectOptions::default()
     };
     let replay = if let [address] = &addresses[..] {
-        let client = wait::blocking(py, deadline, None, |wait| Client::connect(address, options, wait))?;
-        PyReplay::remote(Arc::new(client), &address.to_string(), namespace)
+        let client = Arc::new(wait::blocking(py, deadline, None, |wait| Client::connect(address, options, wait))?);
+        PyReplay::served(client.clone(), client, &address.to_string(), namespace)
     } else {
         let client = wait::blocking(py, deadline, None, |wait| ShardedClient::connect(&addresses, &options, wait))?;
-        PyReplay::sharded(client, namespace)
+        let (first, names) = (client.first().clone(), client.names());
+        PyReplay::served(Arc::new(client), first, &names, namespace)
     };
     replay.make_tables(py, &tables, timeout)?;
     Ok(replay)

@@ -24,7 +24,6 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use base::wait::Wait;
-use replay_client::shards::ShardedClient;
 use replay_client::{Client, Namespace};
 use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
@@ -74,32 +73,10 @@ struct Backend {
     updates: Arc<Exclusive<Option<Box<dyn UpdateChannel<Error>>>>>,
 }
 
-/// Name of [`Backend::updates`] in errors.
-const UPDATES: &str = "replay for updates of priorities";
-
 /// Longest wait of `close` for the answers to updates of priorities.
 const CLOSE_WITHIN: Duration = Duration::from_millis(250);
 
 impl Backend {
-    /// Sends an update without waiting for its reply; `None` if it has to be applied within the call.
-    fn send_update(
-        &self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<Option<UpdateReceipt>> {
-        if self.client.is_none() {
-            return Ok(None);
-        }
-        let mut updates = self.updates.take(wait)?;
-        if updates.is_none() {
-            *updates = self.replay.updates()?;
-        }
-        let channel = updates.as_mut();
-        channel.map(|channel| channel.send(table, ids, priorities, wait)).transpose()
-    }
-
     /// Updates a table's priorities, without waiting for the answer unless `applied`.
     fn update(
         &self,
@@ -109,8 +86,14 @@ impl Backend {
         applied: bool,
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if !applied && let Some(receipt) = self.send_update(table, ids, priorities, wait)? {
-            return Ok(receipt);
+        if !applied && self.client.is_some() {
+            let mut updates = self.updates.take(wait)?;
+            if updates.is_none() {
+                *updates = self.replay.updates()?;
+            }
+            if let Some(channel) = &mut *updates {
+                return channel.send(table, ids, priorities, wait);
+            }
         }
         let earlier = self.flush_updates(wait)?;
         let receipt = self.replay.update_priorities(table, ids, priorities, wait)?;
@@ -129,17 +112,25 @@ impl Backend {
 impl PyReplay {
     /// A memory in this process.
     fn local(memory: Arc<Memory>) -> Self {
-        let backend = Backend {
-            replay: memory.clone(),
-            memory: Some(memory),
-            client: None,
-            namespace: None,
-            updates: Arc::new(Exclusive::new(UPDATES, None)),
-        };
-        Self::over(backend, "in this process".into())
+        Self::over(memory.clone(), Some(memory), None, None, "in this process".into())
     }
 
-    fn over(backend: Backend, location: String) -> Self {
+    /// The memory of one server or several, or the part of it that is inside a namespace. Extensions are asked over `client`.
+    pub fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
+        let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
+        let location = format!("at {at}{}", inside.unwrap_or_default());
+        Self::over(replay, None, Some(client), namespace, location)
+    }
+
+    fn over(
+        replay: Arc<dyn Commands>,
+        memory: Option<Arc<Memory>>,
+        client: Option<Arc<Client>>,
+        namespace: Option<Namespace>,
+        location: String,
+    ) -> Self {
+        let updates = Arc::new(Exclusive::new("replay for updates of priorities", None));
+        let backend = Backend { replay, memory, client, namespace, updates };
         PyReplay {
             backend: ProcessLocal::new("replay", backend),
             location,
@@ -148,30 +139,6 @@ impl PyReplay {
             positions_named: AtomicBool::new(false),
             unknown_parameters_named: AtomicBool::new(false),
         }
-    }
-
-    /// The memory of a server, or the part of it that is inside a namespace.
-    pub fn remote(client: Arc<Client>, address: &str, namespace: Option<Namespace>) -> Self {
-        Self::served(client.clone(), client, address, namespace)
-    }
-
-    /// The memory of several servers, or the part of it that is inside a namespace.
-    pub fn sharded(client: ShardedClient, namespace: Option<Namespace>) -> Self {
-        let (first, names) = (client.first().clone(), client.names());
-        Self::served(Arc::new(client), first, &names, namespace)
-    }
-
-    fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
-        let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
-        let location = format!("at {at}{}", inside.unwrap_or_default());
-        let backend = Backend {
-            replay,
-            memory: None,
-            client: Some(client),
-            namespace,
-            updates: Arc::new(Exclusive::new(UPDATES, None)),
-        };
-        Self::over(backend, location)
     }
 
     pub fn make_tables(&self, py: Python<'_>, tables: &[PyTable], timeout: Option<f64>) -> PyResult<()> {

@@ -106,33 +106,31 @@ impl PyWriter {
         })
     }
 
-    fn refuse(&self, py: Python<'_>, steps: Option<usize>, name: &str, expected: &str, got: &Input<'_>) -> PyErr {
-        let (shape, words) = match steps {
-            Some(_) => (self.shape(steps, &[]), "steps, environments"),
-            None => (self.shape(steps, &[]), "environments"),
-        };
-        error::schema(
-            py,
-            &self.config.name,
-            format!("{name:?} has to be {expected}{shape:?} ({words}), got {}{:?}", got.dtype.name(), got.shape),
-        )
+    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the first of them.
+    fn elements<'py>(
+        &self,
+        steps: Option<usize>,
+        name: &str,
+        value: &Bound<'py, PyAny>,
+        allowed: &[Dtype],
+        expected: &str,
+    ) -> PyResult<Input<'py>> {
+        let input = self.read(steps, name, value, allowed[0], &[])?;
+        let shape = self.shape(steps, &[]);
+        if allowed.contains(&input.dtype) && input.shape == shape {
+            return Ok(input);
+        }
+        let axes = if steps.is_some() { "steps, environments" } else { "environments" };
+        let got = format!("{}{:?}", input.dtype.name(), input.shape);
+        let reason = format!("{name:?} has to be {expected}{shape:?} ({axes}), got {got}");
+        Err(error::schema(value.py(), &self.config.name, reason))
     }
 
-    fn flags(&self, steps: Option<usize>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
-        let input = self.read(steps, name, value, Dtype::Bool, &[])?;
-        if input.dtype != Dtype::Bool || input.shape != self.shape(steps, &[]) {
-            return Err(self.refuse(value.py(), steps, name, "bool", &input));
-        }
+    fn flags(&self, steps: Option<usize>, name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<bool>>> {
+        let Some(value) = value else { return Ok(None) };
+        let input = self.elements(steps, name, value, &[Dtype::Bool], "bool")?;
         // Converted, because a byte of a NumPy bool may be greater than 1.
-        Ok(input.bytes().iter().map(|&byte| byte != 0).collect())
-    }
-
-    fn priorities(&self, steps: Option<usize>, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
-        let input = self.read(steps, "priority", value, Dtype::Float64, &[])?;
-        if !array::PRIORITIES.contains(&input.dtype) || input.shape != self.shape(steps, &[]) {
-            return Err(self.refuse(value.py(), steps, "priority", "numbers", &input));
-        }
-        array::Numbers(input).to_f64(value.py())
+        Ok(Some(input.bytes().iter().map(|&byte| byte != 0).collect()))
     }
 
     fn column<'py>(
@@ -167,30 +165,21 @@ impl PyWriter {
         value: &Bound<'py, PyAny>,
         inputs: &mut Vec<(String, Input<'py>)>,
     ) -> PyResult<()> {
-        let parts = self.structure.get(column);
         let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
-        let twice = |inputs: &[(String, _)], column: &str| {
-            let mut known = inputs.iter();
-            let known = column.contains('/') && known.any(|(known, _)| known == column);
-            known.then(|| refuse(format!("column {column:?} is given twice")))
-        };
-        let Some(parts) = parts.filter(|structure| !structure.is_array()) else {
-            let input = self.column(steps, name, column, value)?;
-            if let Some(error) = twice(inputs, column) {
-                return Err(error);
-            }
-            inputs.push((column.to_owned(), input));
-            return Ok(());
-        };
-        parts.read(name, value, &refuse, &mut |path, value| {
-            let column = format!("{column}{}", &path[name.len()..]);
+        let mut add = |path: &str, column: String, value: &Bound<'py, PyAny>| {
             let input = self.column(steps, path, &column, value)?;
-            if let Some(error) = twice(inputs, &column) {
-                return Err(error);
+            if column.contains('/') && inputs.iter().any(|(known, _)| *known == column) {
+                return Err(refuse(format!("column {column:?} is given twice")));
             }
             inputs.push((column, input));
             Ok(())
-        })
+        };
+        match self.structure.get(column).filter(|structure| !structure.is_array()) {
+            None => add(name, column.to_owned(), value),
+            Some(parts) => parts.read(name, value, &refuse, &mut |path, value| {
+                add(path, format!("{column}{}", &path[name.len()..]), value)
+            }),
+        }
     }
 
     /// Appends one step, or a block of `steps`.
@@ -201,18 +190,18 @@ impl PyWriter {
         steps: Option<usize>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let flags = |name, value| self.flags(steps, name, value);
-        let terminated = flags("terminated", rows.terminated)?;
-        let truncated = flags("truncated", rows.truncated)?;
-        let first = rows.first.map(|value| flags("first", value)).transpose()?;
-        let finals = rows.r#final.map(|value| flags("final", value));
-        let finals = finals.transpose()?;
-        let priority = rows.priority.map(|value| self.priorities(steps, value));
-        let priority = priority.transpose()?;
-        let read_q = |name, value| self.read(steps, name, value, Dtype::Float32, &[]);
-        let q = rows.q.map(|value| read_q("q", value)).transpose()?;
-        let final_q = rows.final_q.map(|value| read_q("final_q", value));
-        let final_q = final_q.transpose()?;
+        let terminated = self.flags(steps, "terminated", Some(rows.terminated))?;
+        let truncated = self.flags(steps, "truncated", Some(rows.truncated))?;
+        let first = self.flags(steps, "first", rows.first)?;
+        let finals = self.flags(steps, "final", rows.r#final)?;
+        let priority = |value| {
+            let numbers = self.elements(steps, "priority", value, &array::PRIORITIES, "numbers")?;
+            array::Numbers(numbers).to_f64(py)
+        };
+        let priority = rows.priority.map(priority).transpose()?;
+        let q = |name, value| self.read(steps, name, value, Dtype::Float32, &[]);
+        let final_q = rows.final_q.map(|value| q("final_q", value)).transpose()?;
+        let q = rows.q.map(|value| q("q", value)).transpose()?;
         let (mut inputs, mut last) = (Vec::new(), Vec::new());
         for (name, value) in rows.columns.into_iter().flatten() {
             let name: String = name.extract()?;
@@ -237,8 +226,8 @@ impl PyWriter {
         });
         let step = StepBatch {
             columns: &columns,
-            terminated: Some(&terminated),
-            truncated: Some(&truncated),
+            terminated: terminated.as_deref(),
+            truncated: truncated.as_deref(),
             first: first.as_deref(),
             final_rows: finals.as_deref().filter(|_| same_step.is_none()),
             final_observations: same_step,
