@@ -63,7 +63,7 @@ impl PyServer {
     pub fn start(py: Python<'_>, memory: Arc<Memory>, replay: Closing, config: &ServerConfig) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
-        let extensions = server.server().service().extensions().iter();
+        let extensions = server.server().service().extensions.iter();
         let mut gradients = extensions.filter(|one| one.name() == gradients_net::NAME);
         let gradients = gradients.next().and_then(|one| one.address());
         let http = server.http().map(HttpAddress::to_string);

@@ -193,7 +193,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
-        let reader = Reader::new(self.context.service.reply_budgets().of(role));
+        let reader = Reader::new(self.context.service.reply_budgets.of(role));
         let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
         let work = async {
             let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), role));
@@ -220,7 +220,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         replies: ReplySender,
     ) {
         let service = &self.context.service;
-        let mut quota = ReceiveQuota::new(service.memory(), service.receive_budgets());
+        let mut quota = ReceiveQuota::new(&service.memory, &service.receive_budgets);
         let mut tables = NumberedTables::default();
         loop {
             let received = self.receive_one(frames, &mut quota, &mut tables, &replies).await;
@@ -258,7 +258,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let request = replay_wire::decode_request(arrived.ok_or_else(late)??)?;
         self.context.service.counters.requests.add(1);
         self.context.service.counters.bytes_received.add(bytes);
-        let table = tables.of(&request, self.context.service.memory())?;
+        let table = tables.of(&request, &self.context.service.memory)?;
         let reservation = quota.admit(&request.body, table.as_deref(), reservation)?;
         let arrived = self.stack.now();
         Ok(Some(Received {
@@ -401,7 +401,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) = (body, &reply) {
             // An error means that the table was dropped since.
-            if let Some(Ok(table)) = table.map(|table| table.get(self.context.service.memory())) {
+            if let Some(Ok(table)) = table.map(|table| table.get(&self.context.service.memory)) {
                 table.writers().attach(open.writer, &self.writers);
                 log_opened(&table, open, opened);
             }

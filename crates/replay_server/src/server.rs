@@ -142,7 +142,7 @@ impl Server {
     /// Errors of [`Snapshots::open`].
     pub fn restore_from(&self, disk: Box<dyn Disk>, folder: &Path) -> Result<()> {
         let service = &self.context.service;
-        let snapshots = Snapshots::open(service.memory().clone(), disk, folder)?;
+        let snapshots = Snapshots::open(service.memory.clone(), disk, folder)?;
         service.save_snapshots(snapshots);
         Ok(())
     }

@@ -12,7 +12,7 @@ use rustls::pki_types::UnixTime;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::plugin::Extension;
+use crate::plugin::{self, Extension};
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
@@ -33,14 +33,16 @@ pub use tables::Tables;
 
 /// The memory of a server, and its extensions.
 pub struct Service {
-    memory: Arc<Memory>,
-    receive_budgets: ReceiveBudgets,
-    reply_budgets: ReplyBudgets,
+    /// The served memory.
+    pub memory: Arc<Memory>,
+    /// Budgets for receive buffers.
+    pub receive_budgets: ReceiveBudgets,
+    /// Budgets for unread replies.
+    pub reply_budgets: ReplyBudgets,
+    /// The extensions that this server runs.
+    pub extensions: Vec<Arc<dyn Extension>>,
     tables: Arc<Tables>,
     max_frame_bytes: u64,
-    extensions: Vec<Arc<dyn Extension>>,
-    /// Extensions that this server does not run: their names, and the errors for requests to them.
-    absent: Vec<(&'static str, String)>,
     snapshots: OnceLock<Arc<Snapshots>>,
     /// The certificate's last second, in Unix time; 0 without TLS.
     certificate_end: AtomicU64,
@@ -107,21 +109,10 @@ impl Service {
             memory,
             max_frame_bytes,
             extensions: Vec::new(),
-            absent: Vec::new(),
             snapshots: OnceLock::new(),
             certificate_end: AtomicU64::new(0),
             counters: Counters::default(),
         })
-    }
-
-    /// Adds an extension.
-    pub fn extend(&mut self, extension: Arc<dyn Extension>) {
-        self.extensions.push(extension);
-    }
-
-    /// Sets the error for requests to an extension that this server does not run.
-    pub fn lack(&mut self, extension: &'static str, error: String) {
-        self.absent.push((extension, error));
     }
 
     /// Adds the snapshots of the memory, once.
@@ -148,11 +139,6 @@ impl Service {
             .ok_or_else(|| Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned()))
     }
 
-    /// The extensions that this server runs.
-    pub fn extensions(&self) -> &[Arc<dyn Extension>] {
-        &self.extensions
-    }
-
     /// The extension of this name.
     ///
     /// # Errors
@@ -160,27 +146,12 @@ impl Service {
     pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
         let mut extensions = self.extensions.iter();
         extensions.find(|extension| extension.name() == name).ok_or_else(|| {
-            let absent = self.absent.iter().find(|(absent, _)| *absent == name);
+            let absent = plugin::plugged_in().into_iter().find(|plugin| plugin.name() == name);
             Error::Config(match absent {
-                Some((_, error)) => error.clone(),
+                Some(plugin) => plugin.absent(),
                 None => format!("this program does not know the extension {name:?}"),
             })
         })
-    }
-
-    /// The served memory.
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-
-    /// Budgets for receive buffers.
-    pub fn receive_budgets(&self) -> &ReceiveBudgets {
-        &self.receive_budgets
-    }
-
-    /// Budgets for unread replies.
-    pub fn reply_budgets(&self) -> &ReplyBudgets {
-        &self.reply_budgets
     }
 
     /// The tables, if the request creates, empties or drops one and the server has a memory.

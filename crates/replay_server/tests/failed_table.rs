@@ -64,7 +64,7 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
         pushes.flush(wait).unwrap();
         pushes
     });
-    let memory = server.server().service().memory();
+    let memory = &server.server().service().memory;
     let half = client.sample("failing", &sample_request(4), wait).unwrap();
     assert_eq!(numbers(&half), [0, 1, 2, 3]);
     let waiting = thread::spawn(move || reader.sample("failing", &sample_request(8), &soon()));
@@ -137,7 +137,7 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
     let refused = client.drop_table("steps", wait).unwrap_err();
     assert!(refused.to_string().contains("cannot be dropped: empty it instead"), "{refused}");
 
-    server.server().service().memory().table("steps").unwrap().end_items_unnoticed();
+    server.server().service().memory.table("steps").unwrap().end_items_unnoticed();
     pushes.push(steps(8, 8), wait).unwrap();
     pushes.flush(wait).unwrap_err();
     let refused = client.command(RequestBody::Snapshot, wait).unwrap_err();

@@ -154,7 +154,7 @@ impl Machine {
             let acknowledged = self.0.ledger.acknowledgements();
             let snapshots = server.service().snapshots().expect("it saves snapshots");
             if snapshots.save().is_ok() {
-                let there = self.0.ledger.applied(server.service().memory());
+                let there = self.0.ledger.applied(&server.service().memory);
                 let own = acknowledged.into_iter().filter(|(writer, _)| there.contains_key(writer));
                 let mut saved = self.0.saved.borrow_mut();
                 saved.push(own.collect());

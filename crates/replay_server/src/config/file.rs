@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::Deserialize;
-use toml::Table;
 use toml::de::{DeTable, Deserializer, Error as TomlError};
+use toml::{Spanned, Table};
 
 use super::ServerConfig;
 use crate::plugin::{ExtensionSettings, SettingsType, plugged_in};
@@ -20,15 +20,16 @@ impl ServerConfig {
     ///
     /// # Errors
     /// [`Error::Config`] with line and key, also for unknown keys.
-    pub fn from_toml(text: &str, origin: &str, overrides: Table) -> Result<Self> {
+    pub fn from_toml(text: &str, origin: &str, mut overrides: Table) -> Result<Self> {
         let refuse = |mut error: TomlError| {
             error.set_input(Some(text));
             let message = error.message().to_owned();
             // The given name, and those that it could be.
             let mut names = message.split('`').skip(1).step_by(2);
             let (given, mut known) = (names.next().unwrap_or_default(), names.collect::<Vec<_>>());
-            let others = match message.starts_with("unknown field") && known.contains(&"listen") {
-                true => names_of_settings(),
+            let settings = plugged_settings().into_iter();
+            let others: Vec<String> = match message.starts_with("unknown field") && known.contains(&"listen") {
+                true => settings.flat_map(|(_, settings)| settings.names()).collect(),
                 false => Vec::new(),
             };
             known.extend(others.iter().map(String::as_str));
@@ -41,15 +42,23 @@ impl ServerConfig {
             let nearest = nearest.map_or(String::new(), |(_, name)| format!("did you mean `{name}`?\n"));
             Error::Config(format!("{origin}: {error}{others}{nearest}"))
         };
-        // Parsed without the overrides first, so that an error names its line in the file.
         let mut file = DeTable::parse(text).map_err(refuse)?;
-        check_types(&mut file).map_err(refuse)?;
-        ServerConfig::deserialize(Deserializer::from(file)).map_err(refuse)?;
-        let mut table: Table = toml::from_str(text).map_err(refuse)?;
+        let mut extensions = BTreeMap::new();
+        for (plugin, settings) in plugged_settings() {
+            let (names, span) = (settings.names(), file.span());
+            let own = names.iter().filter_map(|name| file.get_mut().remove_entry(name.as_str()));
+            let own = Spanned::new(span, own.collect::<DeTable<'_>>());
+            // Checked without the overrides, so that an error names its line in the file.
+            (settings.check)(Deserializer::from(own.clone())).map_err(refuse)?;
+            let mut given = Table::deserialize(Deserializer::from(own)).map_err(refuse)?;
+            given.extend(names.iter().filter_map(|name| overrides.remove_entry(name)));
+            extensions.insert(plugin, given);
+        }
+        ServerConfig::deserialize(Deserializer::from(file.clone())).map_err(refuse)?;
+        let mut table = Table::deserialize(Deserializer::from(file)).map_err(refuse)?;
         table.extend(overrides);
-        let extensions = take(&mut table);
         let config: ServerConfig = table.try_into().map_err(refuse)?;
-        Ok(ServerConfig { extensions, ..config })
+        Ok(ServerConfig { extensions: ExtensionSettings(extensions), ..config })
     }
 }
 
@@ -70,37 +79,6 @@ pub fn given_flags(matches: &ArgMatches) -> Result<Table> {
         given.extend(flags);
     }
     Ok(given)
-}
-
-/// Takes the settings of all plug-ins out of a configuration.
-fn take(config: &mut Table) -> ExtensionSettings {
-    let mut taken = BTreeMap::new();
-    for (plugin, settings) in plugged_settings() {
-        let names = settings.names().into_iter();
-        let given = names.filter_map(|name| config.remove_entry(&name));
-        taken.insert(plugin, given.collect());
-    }
-    ExtensionSettings(taken)
-}
-
-/// Checks the types of all plug-ins' settings in a file, and takes them out.
-///
-/// # Errors
-/// The first wrong value, with its place.
-fn check_types(file: &mut toml::Spanned<DeTable<'_>>) -> Result<(), TomlError> {
-    for (_, settings) in plugged_settings() {
-        let names = settings.names().into_iter();
-        let own = names.filter_map(|name| file.get_mut().remove_entry(name.as_str()));
-        let own: DeTable<'_> = own.collect();
-        (settings.check)(Deserializer::from(toml::Spanned::new(file.span(), own)))?;
-    }
-    Ok(())
-}
-
-/// The names of all plug-ins' settings.
-fn names_of_settings() -> Vec<String> {
-    let settings = plugged_settings().into_iter();
-    settings.flat_map(|(_, settings)| settings.names()).collect()
 }
 
 /// Names and settings of the plug-ins that have any.

@@ -169,7 +169,7 @@ impl Server {
                 page.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
                 page
             }
-            "/metrics" => match metrics::encode(self.service().stats(), self.service().extensions()) {
+            "/metrics" => match metrics::encode(self.service().stats(), &self.service().extensions) {
                 Ok(text) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
                 Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
             },

@@ -57,7 +57,7 @@ impl RunningServer {
 
     /// Name and address of each extension that has one of its own.
     pub fn extension_addresses(&self) -> impl Iterator<Item = String> {
-        let extensions = self.server.service().extensions().iter();
+        let extensions = self.server.service().extensions.iter();
         extensions.filter_map(|extension| {
             let address = extension.address()?;
             Some(format!("{} {address}", extension.name()))
@@ -183,10 +183,7 @@ impl Server {
         let http = config.http.as_ref();
         let http = http.map(|address| http::bind(address, with_tls)).transpose()?;
         for plugin in plugin::of_server(config.stack) {
-            match plugin.start(config)? {
-                Some(extension) => server.context.service.extend(extension),
-                None => server.context.service.lack(plugin.name(), plugin.absent()),
-            }
+            server.context.service.extensions.extend(plugin.start(config)?);
         }
         server.phase.send_replace(Phase::Starting);
         let server = Arc::new(server);
@@ -229,7 +226,7 @@ impl Server {
             addresses = addresses.join(" "),
             http = running.http().map(tracing::field::display),
             io_threads,
-            tables = server.service().memory().tables().len(),
+            tables = server.service().memory.tables().len(),
             extensions = running.extension_addresses().reduce(|all, one| all + " " + &one),
             "listening"
         );
