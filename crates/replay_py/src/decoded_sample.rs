@@ -61,9 +61,9 @@ impl Reading {
         self.outdated.load(Ordering::Relaxed)
     }
 
-    /// Whether the ids of an earlier sample had this table number.
-    pub fn has_table(&self, number: u16) -> bool {
-        lock(&self.tables).contains(&number)
+    /// Table numbers in the ids of earlier samples.
+    pub fn table_numbers(&self) -> Vec<u16> {
+        lock(&self.tables).clone()
     }
 
     /// Checks that no column has the name of the array that a mixed batch adds.

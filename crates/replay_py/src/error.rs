@@ -12,36 +12,16 @@ use replay_wire::ErrorCode;
 
 use crate::interpreter::Call;
 
-/// The exception class for a code.
-fn class_name(code: ErrorCode) -> &'static str {
+/// The exception class for a code, whose name it has unless it is named here.
+fn class_name(code: ErrorCode) -> String {
     match code {
-        ErrorCode::Priority => "PriorityError",
-        ErrorCode::NoMass => "EmptyError",
-        ErrorCode::UnknownTable => "UnknownTableError",
-        ErrorCode::TableDiffers => "TableDiffersError",
-        ErrorCode::Table => "TableError",
-        ErrorCode::Schema => "SchemaError",
-        ErrorCode::TooLarge => "TooLargeError",
-        ErrorCode::OutOfMemory => "OutOfMemoryError",
-        ErrorCode::Deadline => "DeadlineError",
-        ErrorCode::View => "ViewError",
-        ErrorCode::Fenced => "FencedError",
-        ErrorCode::Expired => "ExpiredError",
-        ErrorCode::Protocol => "ProtocolError",
-        ErrorCode::Version => "VersionError",
-        ErrorCode::Authentication => "AuthenticationError",
-        ErrorCode::Connect => "ConnectError",
-        ErrorCode::Disconnected => "DisconnectedError",
-        ErrorCode::Corrupt => "CorruptError",
-        ErrorCode::Config => "ConfigError",
-        ErrorCode::Parameters => "ParametersError",
-        ErrorCode::Closed => "ClosedError",
-        ErrorCode::Io => "StorageError",
+        ErrorCode::NoMass => "EmptyError".into(),
+        ErrorCode::Io => "StorageError".into(),
         // Gradient sums are the only extension.
-        ErrorCode::Extension => "GradientError",
-        ErrorCode::Forbidden => "ForbiddenError",
+        ErrorCode::Extension => "GradientError".into(),
         // `wait::blocking` raises the pending KeyboardInterrupt instead of Interrupted.
-        ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
+        ErrorCode::Interrupted => "InternalError".into(),
+        code => format!("{code:?}Error"),
     }
 }
 
@@ -77,10 +57,10 @@ pub fn to_python(py: Python<'_>, error: impl Into<Error>) -> PyErr {
     let error = error.into();
     let class = match error {
         // No server raises it, so it has no code.
-        Error::NoWriters(_) => "NoWritersError",
+        Error::NoWriters(_) => "NoWritersError".into(),
         _ => class_name(error.code()),
     };
-    let raised = raise(py, class, error.to_string());
+    let raised = raise(py, &class, error.to_string());
     if let Error::Io(failed) = &error
         && let Some(errno) = failed.source.raw_os_error()
     {

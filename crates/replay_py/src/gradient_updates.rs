@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 
 use gradients::JoinJob;
 use gradients_net::GradientUpdates;
@@ -94,18 +94,15 @@ impl PyGradientUpdates {
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let _call = Call::begin(py);
         let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.contributions()))?;
-        let counts = PyDict::new(py);
-        for (name, count) in [
+        let counts = [
             ("offered", counted.offered),
             ("counted", counted.counted),
             ("dropped", counted.dropped),
             ("late_segments", counted.late_segments),
             ("dropped_segments", counted.dropped_segments),
             ("restarts", counted.restarts),
-        ] {
-            counts.set_item(name, count)?;
-        }
-        Ok(counts)
+        ];
+        counts.into_py_dict(py)
     }
 
     #[doc = stub_doc!("GradientUpdates.leave")]

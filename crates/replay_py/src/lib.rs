@@ -78,36 +78,27 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 /// The compiled core of innet_drl. A free-threaded interpreter enables the GIL to load it, with a warning: the tests do not run without the
 /// GIL.
 #[pymodule(gil_used = true)]
-fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    interpreter::watch_end(module.py())?;
-    innet_replay::plug_in();
-    replay_server::process_memory::guard_allocations();
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("fstack_release", innet_replay::fstack_release())?;
-    module.add_class::<batch::PyBatch>()?;
-    module.add_class::<batches::PyBatches>()?;
-    module.add_class::<table::PyColumn>()?;
-    module.add_class::<sum_tree::PySampledIndexes>()?;
-    module.add_class::<gradient_updates::PyGradientUpdates>()?;
-    module.add_class::<gradients::PyGradientWorker>()?;
-    module.add_class::<mix::PyMix>()?;
-    module.add_class::<replay::PyEpisodes>()?;
-    module.add_class::<view::PyNStep>()?;
-    module.add_class::<parameters::PyParameters>()?;
-    module.add_class::<replay::PyMemory>()?;
-    module.add_class::<replay::PyReplay>()?;
-    module.add_class::<view::PySequences>()?;
-    module.add_class::<server::PyServer>()?;
-    module.add_class::<station::PyStation>()?;
-    module.add_class::<replay::PyStoredTable>()?;
-    module.add_class::<sum_tree::PySumTree>()?;
-    module.add_class::<table::PyTable>()?;
-    module.add_class::<replay::PyUpdateReceipt>()?;
-    module.add_class::<view::PyWindow>()?;
-    module.add_class::<writer::PyWriter>()?;
-    // Not in `__all__`: for pickles.
-    module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)?;
-    module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
-    module.add_function(wrap_pyfunction!(run_server_cli, module)?)?;
-    Ok(())
+mod _core {
+    #[pymodule_export]
+    use super::replay::{PyEpisodes, PyMemory, PyReplay, PyStoredTable, PyUpdateReceipt};
+    use super::{batch, interpreter};
+    #[pymodule_export]
+    use super::{
+        batch::PyBatch, batches::PyBatches, connect::connect, gradient_updates::PyGradientUpdates,
+        gradients::PyGradientWorker, mix::PyMix, parameters::PyParameters, run_server_cli, server::PyServer,
+        station::PyStation, sum_tree::PySampledIndexes, sum_tree::PySumTree, table::PyColumn, table::PyTable,
+        view::PyNStep, view::PySequences, view::PyWindow, writer::PyWriter,
+    };
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        interpreter::watch_end(module.py())?;
+        innet_replay::plug_in();
+        replay_server::process_memory::guard_allocations();
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("fstack_release", innet_replay::fstack_release())?;
+        // Not in `__all__`: for pickles.
+        module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)
+    }
 }

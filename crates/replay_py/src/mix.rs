@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping};
+use pyo3::types::{IntoPyDict, PyDict, PyMapping};
 
 use replay_core::mix;
 
@@ -25,10 +25,7 @@ impl PyMix {
                 "a mix has a share for each table, as Mix({{\"online\": 0.5, \"demonstrations\": 0.5}}), got {shares}"
             )));
         };
-        let mut tables = Vec::new();
-        for item in shares.items()?.iter() {
-            tables.push(item.extract::<(String, f64)>()?);
-        }
+        let tables: Vec<(String, f64)> = shares.items()?.extract()?;
         let shares: Vec<f64> = tables.iter().map(|(_, share)| *share).collect();
         mix::check_shares(&shares).map_err(|error| error::to_python(py, error))?;
         Ok(PyMix(tables))
@@ -36,15 +33,7 @@ impl PyMix {
 }
 
 value_class! { PyMix as "Mix", |mix, py|
-    shares: PyResult<Bound<'py, PyDict>> = shares(py, &mix.0);
-}
-
-fn shares<'py>(py: Python<'py>, tables: &[(String, f64)]) -> PyResult<Bound<'py, PyDict>> {
-    let shares = PyDict::new(py);
-    for (table, share) in tables {
-        shares.set_item(table, share)?;
-    }
-    Ok(shares)
+    shares: PyResult<Bound<'py, PyDict>> = mix.0.clone().into_py_dict(py);
 }
 
 /// Tables with their shares of a batch: one table with the share 1, or the tables of a mix.

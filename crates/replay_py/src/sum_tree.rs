@@ -4,7 +4,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::priority_index::{PriorityIndex, SampledIndexes};
+use replay_core::priority_index::PriorityIndex;
 
 use crate::class::{self, attributes};
 use crate::interpreter::Call;
@@ -77,7 +77,11 @@ impl PySumTree {
     ) -> PyResult<PySampledIndexes> {
         let _call = Call::begin(py);
         let sampled = self.run(py, batch_size as usize, |tree| tree.sample(batch_size, beta))?;
-        Ok(PySampledIndexes::new(py, &sampled))
+        Ok(PySampledIndexes {
+            indexes: PyArray1::from_slice(py, &sampled.indexes).unbind(),
+            probabilities: PyArray1::from_slice(py, &sampled.probabilities).unbind(),
+            weights: PyArray1::from_slice(py, &sampled.weights).unbind(),
+        })
     }
 
     fn __len__(&self) -> usize {
@@ -108,16 +112,6 @@ pub struct PySampledIndexes {
     probabilities: Py<PyArray1<f64>>,
     #[doc = stub_doc!("SampledIndexes.weights")]
     weights: Py<PyArray1<f32>>,
-}
-
-impl PySampledIndexes {
-    fn new(py: Python<'_>, sampled: &SampledIndexes) -> Self {
-        PySampledIndexes {
-            indexes: PyArray1::from_slice(py, &sampled.indexes).unbind(),
-            probabilities: PyArray1::from_slice(py, &sampled.probabilities).unbind(),
-            weights: PyArray1::from_slice(py, &sampled.weights).unbind(),
-        }
-    }
 }
 
 #[pymethods]

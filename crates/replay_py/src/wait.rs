@@ -28,21 +28,16 @@ pub const MAX_SECONDS: f64 = 1e9;
 /// # Errors
 /// `ConfigError` for a timeout out of range.
 pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
-    let limited = timeout.filter(|&seconds| seconds != f64::INFINITY);
-    let duration = limited.map(|value| {
-        within(value, |value| format!("timeout is in seconds, 0 to 1e9, or None to wait without limit; got {value}"))
-    });
-    let duration = duration.transpose().map_err(|reason| error::config(py, reason))?;
-    Ok(duration.map(|duration| Instant::now() + duration))
+    Ok(limit(py, "timeout", timeout)?.map(|limit| Instant::now() + limit))
 }
 
-/// Longest wait without a connected writer, from `writers_timeout` in seconds; `None` without a limit, or for infinity.
+/// Longest wait, from an argument in seconds; `None` without a limit, or for infinity.
 ///
 /// # Errors
-/// `ConfigError` for a time out of range.
-pub fn writers_timeout(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Duration>> {
-    let limited = timeout.filter(|&value| value != f64::INFINITY);
-    limited.map(|value| seconds(py, "writers_timeout", value)).transpose()
+/// `ConfigError` that names the argument and its range.
+pub fn limit(py: Python<'_>, argument: &str, timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    let limited = timeout.filter(|&seconds| seconds != f64::INFINITY);
+    limited.map(|seconds| within(py, argument, seconds, ", or None to wait without limit")).transpose()
 }
 
 /// A duration from an argument in seconds.
@@ -50,14 +45,16 @@ pub fn writers_timeout(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<
 /// # Errors
 /// `ConfigError` that names the argument and its range.
 pub fn seconds(py: Python<'_>, argument: &str, seconds: f64) -> PyResult<Duration> {
-    let refused = |value| format!("{argument} is in seconds, 0 to 1e9; got {value}");
-    within(seconds, refused).map_err(|reason| error::config(py, reason))
+    within(py, argument, seconds, "")
 }
 
-fn within(seconds: f64, refused: impl FnOnce(Number) -> String) -> std::result::Result<Duration, String> {
+fn within(py: Python<'_>, argument: &str, seconds: f64, without: &str) -> PyResult<Duration> {
     match (0.0..=MAX_SECONDS).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(refused(Number(seconds))),
+        false => {
+            let reason = format!("{argument} is in seconds, 0 to 1e9{without}; got {}", Number(seconds));
+            Err(error::config(py, reason))
+        }
     }
 }
 

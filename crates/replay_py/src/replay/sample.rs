@@ -102,44 +102,27 @@ impl PyReplay {
         ids: Vec<u64>,
         priorities: Vec<f64>,
     ) -> Vec<(String, Vec<u64>, Vec<f64>)> {
-        let mut routed: Vec<_> = tables.names().map(|name| (name.to_owned(), Vec::new(), Vec::new())).collect();
-        if routed.len() == 1 || ids.len() != priorities.len() {
-            // Any table refuses unequal numbers of them.
-            routed.truncate(1);
-            (routed[0].1, routed[0].2) = (ids, priorities);
-            return routed;
+        let first = tables.names().next().expect("a mix has tables").to_owned();
+        // Without ids the call waits for earlier ones, and any table refuses unequal numbers of ids and priorities.
+        if tables.names().count() == 1 || ids.is_empty() || ids.len() != priorities.len() {
+            return vec![(first, ids, priorities)];
         }
         let decoders = self.decoders();
-        let of_number = |number: u16| {
-            let known = |name| {
-                let mut kept = decoders.get(name).into_iter().flatten();
-                kept.any(|(_, reading)| reading.has_table(number))
-            };
-            let known: Vec<_> = tables.names().map(known).collect();
-            match known.contains(&true) {
-                true => known,
-                false => vec![true; known.len()],
-            }
+        let numbers = |name| -> Vec<u16> {
+            let kept = decoders.get(name).into_iter().flatten();
+            kept.flat_map(|(_, reading)| reading.table_numbers()).collect()
         };
-        let wanted = ids.len();
-        let mut by_number: HashMap<u16, Vec<bool>> = HashMap::new();
-        for (id, priority) in ids.into_iter().zip(priorities) {
-            let number = IdSpace::number_of(id);
-            let chosen = by_number.entry(number).or_insert_with(|| of_number(number));
-            for ((_, ids, priorities), chosen) in routed.iter_mut().zip(chosen) {
-                if *chosen {
-                    ids.push(id);
-                    priorities.push(priority);
-                }
-            }
-        }
-        if wanted > 0 {
-            routed.retain(|(_, ids, _)| !ids.is_empty());
-        } else {
-            // One call, which waits for earlier ones.
-            routed.truncate(1);
-        }
-        routed
+        let known: Vec<_> = tables.names().map(|name| (name, numbers(name))).collect();
+        let routed = known.iter().map(|(name, own)| {
+            let belongs = |id: u64| {
+                let number = IdSpace::number_of(id);
+                own.contains(&number) || !known.iter().any(|(_, numbers)| numbers.contains(&number))
+            };
+            let pairs = ids.iter().copied().zip(priorities.iter().copied());
+            let (ids, priorities): (Vec<u64>, Vec<f64>) = pairs.filter(|(id, _)| belongs(*id)).unzip();
+            ((*name).to_owned(), ids, priorities)
+        });
+        routed.filter(|(_, ids, _)| !ids.is_empty()).collect()
     }
 
     fn sampler(
@@ -251,7 +234,7 @@ impl PyReplay {
         let closing = Some(self.backend.closing());
         let writers = &self.writers;
         // A short batch ends with its deadline.
-        let longest = wait::writers_timeout(py, writers_timeout)?.filter(|_| !allow_short);
+        let longest = wait::limit(py, "writers_timeout", writers_timeout)?.filter(|_| !allow_short);
         let begun = Instant::now();
         let mut read_again = false;
         let sampled = loop {
@@ -322,7 +305,7 @@ impl PyReplay {
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
-        let longest = wait::writers_timeout(py, writers_timeout)?;
+        let longest = wait::limit(py, "writers_timeout", writers_timeout)?;
         let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, longest, description, closing, writers)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
