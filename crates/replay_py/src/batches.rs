@@ -1,4 +1,4 @@
-//! `Batches`: an iterator of samples, with a background thread that decodes ahead of the reader.
+//! `Batches`: an iterator of samples, with a background thread that decodes ahead of the consumer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -21,7 +21,7 @@ use replay_link::error::{Error, Result};
 use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::class::context_manager;
-use crate::decoded_sample::{DecodedSample, DecodedSampler};
+use crate::decoded_sample::{DecodedSample, DecodedSamples};
 use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::open_writers::{Awaiting, OpenWriters};
@@ -31,7 +31,7 @@ use crate::{error, interpreter, wait};
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
 
-/// Time after which a reader looks again whether the background thread waits for steps.
+/// Time after which the consumer looks again whether the background thread waits for steps.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Name of the iterator in errors.
@@ -46,7 +46,7 @@ pub struct PyBatches {
     writers_timeout: Option<Duration>,
     /// Begin of the wait for the next batch, if an earlier call has not got it.
     waits_since: Mutex<Option<Instant>>,
-    /// Of the sampler, which the source has.
+    /// Of the samples, which the source has.
     memory: Weak<dyn Replay<Error>>,
     description: String,
     tables: Vec<String>,
@@ -100,24 +100,24 @@ impl Beta {
 
 /// Source of the batches.
 enum Source {
-    /// Samples and decodes in the call of the reader.
+    /// Samples and decodes in the call of the consumer.
     Direct(Exclusive<Direct>),
     /// A background thread.
     Ahead(Exclusive<Ahead>),
 }
 
 struct Direct {
-    sampler: DecodedSampler,
+    samples: DecodedSamples,
     channels: Channels,
 }
 
-/// A channel for each part of the sampler.
+/// A channel for each share of the samples.
 type Channels = Vec<Box<dyn SampleChannel<Error>>>;
 
 impl PyBatches {
     pub fn new(
         py: Python<'_>,
-        sampler: DecodedSampler,
+        samples: DecodedSamples,
         beta: Beta,
         prefetch: usize,
         timeout: Option<f64>,
@@ -128,27 +128,27 @@ impl PyBatches {
     ) -> PyResult<Self> {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
-        let parts = sampler.parts.iter();
-        let tables = parts.map(|part| part.table.clone()).collect();
+        let shares = samples.shares.iter();
+        let tables = shares.map(|share| share.table.clone()).collect();
         // A short batch ends with its deadline.
-        let writers_timeout = writers_timeout.filter(|_| !sampler.parts[0].request.allow_short);
-        let memory = Arc::downgrade(&sampler.replay);
+        let writers_timeout = writers_timeout.filter(|_| !samples.shares[0].request.allow_short);
+        let memory = Arc::downgrade(&samples.replay);
         let start = || -> Result<Source> {
-            let allow_short = sampler.parts[0].request.allow_short;
+            let allow_short = samples.shares[0].request.allow_short;
             let in_flight = match allow_short {
                 // Requests in flight would have the deadline of an earlier call.
                 true => 0,
                 false => IN_FLIGHT.min(prefetch),
             };
-            let parts = sampler.parts.iter();
-            let channels = parts
-                .map(|part| sampler.replay.sampler(&part.table, part.request, in_flight))
+            let shares = samples.shares.iter();
+            let channels = shares
+                .map(|share| samples.replay.sampler(&share.table, share.request, in_flight))
                 .collect::<Result<Channels>>()?;
             if prefetch == 0 || allow_short {
-                let direct = Direct { sampler, channels };
+                let direct = Direct { samples, channels };
                 return Ok(Source::Direct(Exclusive::new(WHAT, direct)));
             }
-            let ahead = Ahead::start(sampler, channels, prefetch, first_beta)?;
+            let ahead = Ahead::start(samples, channels, prefetch, first_beta)?;
             Ok(Source::Ahead(Exclusive::new(WHAT, ahead)))
         };
         let source = wait::unlocked(py, start)?;
@@ -184,12 +184,12 @@ impl PyBatches {
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
                 let mut direct = direct.take(wait)?;
-                let Direct { sampler, channels } = &mut *direct;
-                sampler.next(
+                let Direct { samples, channels } = &mut *direct;
+                samples.next(
                     wait,
                     || beta,
-                    |part, table, request, wait| {
-                        writers.awaiting(table, request.allow_short, wait, |wait| channels[part].next(wait))
+                    |share, table, request, wait| {
+                        writers.awaiting(table, request.allow_short, wait, |wait| channels[share].next(wait))
                     },
                 )
             }
@@ -233,26 +233,26 @@ impl PyBatches {
     }
 }
 
-/// The reader's end of the background thread.
+/// The consumer's end of the background thread.
 struct Ahead {
     batches: Option<Receiver<Result<DecodedSample>>>,
     shared: Arc<DecoderState>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// State that the reader and the background thread share.
+/// State that the consumer and the background thread share.
 struct DecoderState {
     stop: AtomicBool,
     /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
     /// Reason why the last attempt to sample returned no batch.
     waited_for: Mutex<WaitReason>,
-    /// The background thread waits for writers. Relaxed: the reader looks again soon.
+    /// The background thread waits for writers. Relaxed: the consumer looks again soon.
     blocked: AtomicBool,
 }
 
 impl Ahead {
-    fn start(mut sampler: DecodedSampler, channels: Channels, prefetch: usize, beta: f64) -> Result<Self> {
+    fn start(mut samples: DecodedSamples, channels: Channels, prefetch: usize, beta: f64) -> Result<Self> {
         let (sender, receiver) = mpsc::sync_channel(prefetch.saturating_sub(1));
         let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
@@ -263,7 +263,7 @@ impl Ahead {
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("innet-batches".into())
-            .spawn(move || decode_ahead(&mut sampler, channels, &for_thread, &sender))
+            .spawn(move || decode_ahead(&mut samples, channels, &for_thread, &sender))
             .map_err(OsError::of("starting the thread that decodes batches"))?;
         Ok(Ahead { batches: Some(receiver), shared, thread: Some(thread) })
     }
@@ -316,9 +316,9 @@ impl Ahead {
     }
 }
 
-/// Samples and decodes until the reader stops it or an error occurs other than a deadline.
+/// Samples and decodes until the consumer stops it or an error occurs other than a deadline.
 fn decode_ahead(
-    sampler: &mut DecodedSampler,
+    samples: &mut DecodedSamples,
     mut channels: Channels,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,
@@ -327,15 +327,15 @@ fn decode_ahead(
     let stopped = || shared.stop.load(Ordering::Relaxed);
     let mut tried = false;
     while !stopped() {
-        // A short deadline keeps `waited_for` current for the reader's error. The reader's call has its own deadline. A memory in this
-        // process is first tried without a wait, so that the reader knows at once of a wait for writers.
-        let longest = match sampler.local && !tried {
+        // A short deadline keeps `waited_for` current for the consumer's error. The consumer's call has its own deadline. A memory in this
+        // process is first tried without a wait, so that the consumer knows at once of a wait for writers.
+        let longest = match samples.local && !tried {
             true => Duration::ZERO,
             false => 2 * Wait::CHECK_EVERY,
         };
         let wait = Wait { interrupted: &stopped, ..Wait::until(Some(Instant::now() + longest)) };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
-        let result = sampler.next(&wait, beta, |part, _, _, wait| channels[part].next(wait));
+        let result = samples.next(&wait, beta, |share, _, _, wait| channels[share].next(wait));
         match result {
             Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
                 let blocked = waited_for.is_for_writers();

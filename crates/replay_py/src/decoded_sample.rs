@@ -123,29 +123,29 @@ impl Reading {
 }
 
 /// Requests for samples, and how to read them.
-pub struct DecodedSampler {
+pub struct DecodedSamples {
     pub replay: Arc<dyn Replay<Error>>,
     /// Whether the memory is in this process.
     pub local: bool,
-    /// One part, or one for each table of a mix.
-    pub parts: Vec<Part>,
-    /// Whether the parts are of a mix, which may have one table: its batches tell the table of each item.
+    /// One share, or one for each table of a mix.
+    pub shares: Vec<TableShare>,
+    /// Whether they are of a mix, which may have one table: its batches name the table of each item.
     pub mixed: bool,
 }
 
-/// One table's part of the batches.
-pub struct Part {
+/// One table's share of the batches.
+pub struct TableShare {
     pub table: String,
     pub request: SampleRequest,
     pub reading: Arc<Reading>,
-    /// The sample for the next batch, while other parts are missing.
+    /// The sample for the next batch, while other shares are missing.
     arrived: Option<Sampled>,
 }
 
-impl Part {
+impl TableShare {
     pub fn new(table: &str, request: SampleRequest, reading: Arc<Reading>) -> Self {
         let request = SampleRequest { definition: reading.checksum, ..request };
-        Part { table: table.to_owned(), request, reading, arrived: None }
+        TableShare { table: table.to_owned(), request, reading, arrived: None }
     }
 }
 
@@ -166,8 +166,8 @@ impl DecodedSample {
     }
 }
 
-impl DecodedSampler {
-    /// Calls `sample`, for each part, until at least one item of the batch can be decoded. `beta` returns the exponent of the weights and
+impl DecodedSamples {
+    /// Calls `sample`, for each share, until at least one item of the batch can be decoded. `beta` returns the exponent of the weights and
     /// is called once the batch has arrived. Parts that arrived before an error are kept for the next call.
     ///
     /// # Errors
@@ -182,8 +182,8 @@ impl DecodedSampler {
         let sampled = self.decoded(wait, beta, sample);
         let code = sampled.as_ref().err().map(Error::code);
         if let Some(ErrorCode::UnknownTable | ErrorCode::Corrupt | ErrorCode::View | ErrorCode::TableDiffers) = code {
-            for part in &self.parts {
-                part.reading.outdated.store(true, Ordering::Relaxed);
+            for share in &self.shares {
+                share.reading.outdated.store(true, Ordering::Relaxed);
             }
         }
         sampled
@@ -196,17 +196,17 @@ impl DecodedSampler {
         mut sample: impl FnMut(usize, &str, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
     ) -> Result<DecodedSample> {
         loop {
-            for (index, part) in self.parts.iter_mut().enumerate() {
-                if part.arrived.is_some() {
+            for (index, share) in self.shares.iter_mut().enumerate() {
+                if share.arrived.is_some() {
                     continue;
                 }
-                let sampled = sample(index, &part.table, &part.request, wait)?;
+                let sampled = sample(index, &share.table, &share.request, wait)?;
                 if self.mixed {
-                    part.reading.note(&sampled);
+                    share.reading.note(&sampled);
                 }
-                part.arrived = Some(sampled);
+                share.arrived = Some(sampled);
             }
-            let arrived = self.parts.iter_mut().filter_map(|part| part.arrived.take());
+            let arrived = self.shares.iter_mut().filter_map(|share| share.arrived.take());
             let arrived = arrived.collect();
             let sampled = self.decode(arrived, beta())?;
             let rejected = sampled.batch.rejected.len();
@@ -217,24 +217,24 @@ impl DecodedSampler {
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
                 return Err(Error::deadline(format!(
                     "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
-                    self.parts[0].table
+                    self.shares[0].table
                 )));
             }
         }
     }
 
-    /// Makes arrays of the samples of all parts. Items that cannot be decoded are left out, removed from the memory, and logged with the
+    /// Makes arrays of the samples of all shares. Items that cannot be decoded are left out, removed from the memory, and logged with the
     /// name of their writer.
-    fn decode(&self, parts: Vec<Sampled>, beta: f64) -> Result<DecodedSample> {
-        let ends = parts.iter().scan(0, |end, part| {
-            *end += part.items.len();
+    fn decode(&self, shares: Vec<Sampled>, beta: f64) -> Result<DecodedSample> {
+        let ends = shares.iter().scan(0, |end, share| {
+            *end += share.items.len();
             Some(*end)
         });
         let ends: Vec<usize> = ends.collect();
         let table_of = |item: usize| ends.partition_point(|&end| end <= item);
-        let mut sampled = mix::combine(parts)?;
+        let mut sampled = mix::combine(shares)?;
         let credit = sampled.credit.take();
-        let mut batch = self.parts[0].reading.decoder.decode(&sampled, beta)?;
+        let mut batch = self.shares[0].reading.decoder.decode(&sampled, beta)?;
         if self.mixed {
             // A mix has at most 256 tables.
             let tables: Vec<u8> = batch.items.iter().map(|&item| table_of(item) as u8).collect();
@@ -242,7 +242,7 @@ impl DecodedSampler {
         }
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
-            let table = &self.parts[table_of(rejected.item)].table;
+            let table = &self.shares[table_of(rejected.item)].table;
             match self.replay.report_corrupt(table, rejected.id, &rejected.reason, &wait) {
                 Ok(writer) => tracing::warn!(
                     table,

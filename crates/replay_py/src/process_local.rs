@@ -25,11 +25,11 @@ struct ClosingState {
     /// The replay of a writer, an iterator or a server.
     replay: Option<Closing>,
     /// Writers, iterators and servers of this replay, in any order.
-    parts: Mutex<Vec<Arc<dyn Part>>>,
+    dependents: Mutex<Vec<Arc<dyn Dependent>>>,
 }
 
-/// A part of a replay: closing the replay ends it, even if the program still holds the part's object.
-trait Part: Send + Sync {
+/// An object that closing its replay ends, even if the program still holds it.
+trait Dependent: Send + Sync {
     fn end(&self) -> Result<()>;
     fn is_open(&self) -> bool;
 }
@@ -41,7 +41,7 @@ struct Open<T: Send> {
     process: u32,
 }
 
-impl<T: Send> Part for Open<T> {
+impl<T: Send> Dependent for Open<T> {
     fn end(&self) -> Result<()> {
         let value = lock(&self.value).take();
         value.map_or(Ok(()), self.end)
@@ -81,7 +81,7 @@ impl Closing {
             closed: AtomicBool::new(false),
             closes: AtomicU32::new(0),
             replay,
-            parts: Mutex::default(),
+            dependents: Mutex::default(),
         }))
     }
 
@@ -121,19 +121,19 @@ impl Closing {
         self.0.closed.store(true, Ordering::Relaxed);
     }
 
-    fn add_part(&self, part: Arc<dyn Part>) {
-        let mut parts = lock(&self.0.parts);
-        parts.retain(|part| part.is_open());
-        parts.push(part);
+    fn add_dependent(&self, dependent: Arc<dyn Dependent>) {
+        let mut dependents = lock(&self.0.dependents);
+        dependents.retain(|dependent| dependent.is_open());
+        dependents.push(dependent);
     }
 
-    /// Ends the parts of a closed object. To be called without the interpreter lock.
+    /// Ends the dependents of a closed replay. To be called without the interpreter lock.
     ///
     /// # Errors
-    /// The first error; all parts end.
-    pub fn end_parts(&self) -> Result<()> {
-        let parts = std::mem::take(&mut *lock(&self.0.parts));
-        let failed: Vec<_> = parts.iter().filter_map(|part| part.end().err()).collect();
+    /// The first error; all dependents end.
+    pub fn end_dependents(&self) -> Result<()> {
+        let dependents = std::mem::take(&mut *lock(&self.0.dependents));
+        let failed: Vec<_> = dependents.iter().filter_map(|dependent| dependent.end().err()).collect();
         failed.into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -169,7 +169,7 @@ impl<T: Send> ProcessLocal<T> {
         Self::with(None, what, value, |_| Ok(()))
     }
 
-    /// [`ProcessLocal::new`] for a part of `replay`: closing the replay closes it too, by `end`.
+    /// [`ProcessLocal::new`] for an object of `replay`: closing the replay closes it too, by `end`.
     ///
     /// # Errors
     /// `ClosedError` if the replay has been closed meanwhile.
@@ -183,14 +183,14 @@ impl<T: Send> ProcessLocal<T> {
     where
         T: 'static,
     {
-        let part = Self::with(Some(replay.clone()), what, value, end);
-        replay.add_part(part.open.clone());
-        // Relaxed in `closed`: if `end_parts` ran before `add_part`, the lock of the parts makes the flag visible here.
+        let dependent = Self::with(Some(replay.clone()), what, value, end);
+        replay.add_dependent(dependent.open.clone());
+        // Relaxed in `closed`: if `end_dependents` ran before `add_dependent`, the lock of the dependents makes the flag visible here.
         if let Some(what) = replay.closed() {
-            wait::unlocked(py, || part.open.end())?;
+            wait::unlocked(py, || dependent.open.end())?;
             return Err(Closing::exception(py, what));
         }
-        Ok(part)
+        Ok(dependent)
     }
 
     fn with(replay: Option<Closing>, what: &'static str, value: T, end: fn(T) -> Result<()>) -> Self {
@@ -201,7 +201,7 @@ impl<T: Send> ProcessLocal<T> {
         }
     }
 
-    /// Lets a part of a replay go on without this object.
+    /// Lets the value live on without this object, until its replay is closed or gone.
     pub fn keep(mut self) -> Self {
         self.kept = true;
         self

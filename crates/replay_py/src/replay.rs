@@ -294,7 +294,7 @@ impl PyReplay {
             {
                 tracing::warn!(%error, "updates of priorities may be lost");
             }
-            closing.end_parts()
+            closing.end_dependents()
         })
     }
 

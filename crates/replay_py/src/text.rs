@@ -46,8 +46,8 @@ pub fn to_bytes<'py>(
     let width = width as usize;
     let bytes = allocation::zeros("an array of texts", texts.len().saturating_mul(width));
     let mut bytes = bytes.map_err(|error| error::to_python(py, error))?;
-    for (text, place) in texts.iter().zip(bytes.chunks_exact_mut(width)) {
-        let Some(place) = place.get_mut(..text.len()) else {
+    for (text, slot) in texts.iter().zip(bytes.chunks_exact_mut(width)) {
+        let Some(slot) = slot.get_mut(..text.len()) else {
             return Err(refuse(format!(
                 "a text has {} bytes and the column {width}: give the table a wider one, columns={{{:?}: (\"uint8\", {})}}",
                 text.len(),
@@ -55,7 +55,7 @@ pub fn to_bytes<'py>(
                 text.len().next_power_of_two()
             )));
         };
-        place.copy_from_slice(text.as_bytes());
+        slot.copy_from_slice(text.as_bytes());
     }
     let mut shape = array.shape().to_vec();
     shape.push(width);

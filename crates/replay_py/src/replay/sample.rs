@@ -25,7 +25,7 @@ use super::PyReplay;
 use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
-use crate::decoded_sample::{DecodedSampler, Part, Reading};
+use crate::decoded_sample::{DecodedSamples, Reading, TableShare};
 use crate::interpreter::Call;
 use crate::mix::TablesArgument;
 use crate::writer::PyWriter;
@@ -125,7 +125,7 @@ impl PyReplay {
         routed.filter(|(_, ids, _)| !ids.is_empty()).collect()
     }
 
-    fn sampler(
+    fn decoded_samples(
         &self,
         py: Python<'_>,
         tables: &TablesArgument,
@@ -135,20 +135,20 @@ impl PyReplay {
         allow_short: bool,
         threads: Option<usize>,
         deadline: Option<Instant>,
-    ) -> PyResult<DecodedSampler> {
+    ) -> PyResult<DecodedSamples> {
         let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
         let normalization = error::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
         let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
-        let mut parts: Vec<Part> = Vec::new();
+        let mut shares: Vec<TableShare> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
             let view = view.clone();
             let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
             if tables.mixed {
                 reading.check_mixed().map_err(|error| error::to_python(py, error))?;
             }
-            if let Some(first) = parts.first() {
+            if let Some(first) = shares.first() {
                 let same = first.reading.check_same_arrays(&reading);
                 same.map_err(|error| error::to_python(py, error))?;
             }
@@ -157,11 +157,11 @@ impl PyReplay {
                 min_probability: normalization == Normalization::Memory,
                 ..SampleRequest::new(count, &reading.view)
             };
-            parts.push(Part::new(table, request, reading));
+            shares.push(TableShare::new(table, request, reading));
         }
         let backend = self.backend.get(py)?;
         let local = backend.client.is_none();
-        Ok(DecodedSampler { replay: backend.replay, local, parts, mixed: tables.mixed })
+        Ok(DecodedSamples { replay: backend.replay, local, shares, mixed: tables.mixed })
     }
 }
 
@@ -238,14 +238,14 @@ impl PyReplay {
         let begun = Instant::now();
         let mut read_again = false;
         let sampled = loop {
-            let sampler =
-                self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
-            let awaited = AwaitedWriters::new(writers, Arc::downgrade(&sampler.replay), longest, begun, deadline);
+            let samples =
+                self.decoded_samples(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
+            let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
-                let mut sampler = sampler;
-                let replay = sampler.replay.clone();
-                let sampled = sampler.next(
+                let mut samples = samples;
+                let replay = samples.replay.clone();
+                let sampled = samples.next(
                     wait,
                     || beta,
                     |_, table, request, wait| {
@@ -300,13 +300,13 @@ impl PyReplay {
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("batches"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        let sampler = self.sampler(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
+        let samples = self.decoded_samples(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
         let longest = wait::limit(py, "writers_timeout", writers_timeout)?;
-        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, longest, description, closing, writers)?;
+        let batches = PyBatches::new(py, samples, beta, prefetch, timeout, longest, description, closing, writers)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
