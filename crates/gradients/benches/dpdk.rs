@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use gradients::dpdk::device::{Device, RxQueue, TxQueue};
 use gradients::dpdk::packets::{FreePackets, PacketPool};
-use gradients::dpdk::{DpdkAggregator, DpdkConfig, cores, eal};
+use gradients::dpdk::{cores, eal};
 use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME, Mac, ParsedFrame};
 use gradients::packet::{HEADER_BYTES, MAX_SEGMENT_VALUES, PacketHeader, PacketKind};
-use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob};
+use gradients::{AggregatorLimits, Arithmetic, DpdkConfig, JoinJob, dpdk_aggregators};
 
 const WORKERS: u16 = 4;
 const AGGREGATOR: &str = "10.8.0.1:7711";
@@ -105,7 +105,7 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
         cores: vec![used.receiving],
         idle_sleep: Duration::ZERO,
     };
-    let aggregators = DpdkAggregator::start_all(&config, limits).expect("a memif");
+    let aggregators = dpdk_aggregators(&config, limits).expect("a memif");
     let aggregator = &aggregators[0];
     let mut generator = TrafficGenerator::new(&client, used.generating);
     let mac = generator.find(*config.address.ip());
@@ -121,19 +121,20 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
             segment_values: values,
             deadline: PATIENCE,
             asynchronous: None,
+            below: None,
         };
-        let ticket = aggregator.join(&request, None, None).expect("there is room");
+        let ticket = aggregator.join(&request, None).expect("there is room");
         let from: SocketAddrV4 = GENERATOR.parse().expect("an address");
         let from = SocketAddrV4::new(*from.ip(), from.port() + worker);
         let route = HeaderTemplate::new((from, generator.mac), (config.address, mac));
         generator.validate_path(&route, ticket.session, &ticket.key);
         templates.push(ContributionTemplate::new(&route, ticket.session, values));
     }
-    let before = aggregator.counters();
+    let before = aggregator.aggregator().counters();
     let took = generator.run(&templates, limits.window, rounds);
     let sums: Vec<f32> = generator.last_values(config.address);
     assert_eq!(sums, vec![f32::from(WORKERS); values.into()]);
-    let counters = aggregator.counters();
+    let counters = aggregator.aggregator().counters();
     let packets = u64::from(rounds) * u64::from(limits.window) * u64::from(WORKERS);
     assert_eq!(counters.counted, packets, "{counters:?}");
     assert_eq!(counters.sums * u64::from(WORKERS), packets);

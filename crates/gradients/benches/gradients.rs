@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use base::wait::Wait;
 use gradients::packet::{HEADER_BYTES, PacketHeader, PacketKind};
 use gradients::{
-    Aggregator, AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob, Transmit, UdpAggregator, UdpTransport,
-    Worker,
+    Aggregator, AggregatorLimits, Arithmetic, JobWorker, JoinJob, Transmit, UdpTransport, Worker, udp_aggregators,
 };
 
 const WORKERS: u16 = 4;
@@ -47,6 +46,7 @@ fn request(worker: u16, values: u16) -> JoinJob {
         segment_values: values,
         deadline: LONG,
         asynchronous: None,
+        below: None,
     }
 }
 
@@ -79,7 +79,7 @@ fn aggregator(values: u16, rounds: u64) {
     let mut workers = Vec::new();
     for worker in 0..WORKERS {
         let from = SocketAddr::from(([10, 0, 0, 1], worker + 1));
-        let join = aggregator.join(now, &request(worker, values), None, None, &mut ring);
+        let join = aggregator.join(now, &request(worker, values), None);
         let ticket = join.expect("there is room for one job");
         let header = PacketHeader::new(PacketKind::Join, ticket.session, 0, 0).encode();
         let mut cookie = vec![0; 8];
@@ -119,11 +119,11 @@ fn aggregator(values: u16, rounds: u64) {
 
 fn udp_sum(bytes: usize, rounds: usize) {
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
-    let aggregator = UdpAggregator::start(here, AggregatorLimits::default()).expect("a port on this machine");
+    let aggregator = udp_aggregators(here, 1, AggregatorLimits::default()).expect("a port on this machine").remove(0);
     let together = Barrier::new(WORKERS.into());
     let work = |number| {
         let request = request(number, 360);
-        let ticket = aggregator.join(&request, None, None).expect("there is room");
+        let ticket = aggregator.join(&request, None).expect("there is room");
         let (at, wait) = (aggregator.address(), Wait::forever());
         let transport = UdpTransport::to(at).expect("a socket");
         let worker = Worker::join(transport, at, &request, &ticket, LONG, &wait);

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::counters::AggregatorCounters;
+use super::counters::{AggregatorCounters, FrameCounters};
 use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
 use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
-use super::settings::{self, JobSettings, role};
+use super::settings::MAX_WORKERS;
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 use base::allocation;
 use base::error::{TooLarge, check_size};
@@ -53,18 +53,24 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
-    /// Members that newer ones have replaced, by session, until their connections end.
-    replaced: HashMap<u32, ReplacedMember>,
+    /// Address of each member that a newer one has replaced, or whose job is over, and the answer to its datagrams: by session, until the
+    /// member's connection ends.
+    removed: HashMap<u32, (SocketAddr, String)>,
     /// Counters of ended jobs, and of datagrams that no job counts.
     counters: AggregatorCounters,
+    /// Frame counters of its thread's DPDK devices; `None` for sockets of the operating system.
+    pub frames: Option<FrameCounters>,
+    outbox: Outbox,
 }
 
-/// A member that a newer one with its number has replaced.
-struct ReplacedMember {
-    job: usize,
-    address: SocketAddr,
-    /// Answer to its datagrams.
-    text: String,
+/// Datagrams that joining and leaving members cause, until the next [`Aggregator::flush`].
+#[derive(Default)]
+struct Outbox(Vec<(SocketAddr, Vec<u8>)>);
+
+impl Transmit for Outbox {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        self.0.push((to, [head, body].concat()));
+    }
 }
 
 impl Aggregator {
@@ -73,9 +79,11 @@ impl Aggregator {
         Aggregator {
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
-            sessions: SessionTable::new(),
-            replaced: HashMap::new(),
+            sessions: SessionTable::new(limits.jobs * usize::from(MAX_WORKERS)),
+            removed: HashMap::new(),
             counters: AggregatorCounters::default(),
+            frames: None,
+            outbox: Outbox::default(),
         }
     }
 
@@ -102,38 +110,24 @@ impl Aggregator {
         self.jobs.iter().flatten().map(Job::status)
     }
 
-    /// Index of the job `name`. Jobs that have lost their parent are skipped, so that a new job can have the name.
     fn find(&self, name: &str) -> Option<usize> {
-        let named = |job: &Option<Job>| {
-            let job = job.as_ref();
-            job.is_some_and(|job| job.name == name && !job.is_orphan())
-        };
-        self.jobs.iter().position(named)
+        self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.settings.job == name))
     }
 
-    /// Adds a worker to a job, or a rack: a child aggregator that sends the sums of `rack` workers. The first join creates the job, with a
-    /// `parent` if other aggregators have workers of the job, too. A member with the same number is replaced, and told so: callers
-    /// authenticate workers.
+    /// Adds a worker or a rack to a job. The first join creates the job, with a `parent` if other aggregators have workers of the job, too. A
+    /// member with the same number is replaced, and told so: callers authenticate workers.
     ///
     /// # Errors
     /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add
     /// up to the job's; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory;
     /// [`Error::OutOfMemory`].
-    pub fn join<T: Transmit>(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        rack: Option<u32>,
-        parent: Option<ParentAggregator>,
-        out: &mut T,
-    ) -> Result<Ticket> {
-        settings::check(request)?;
+    pub fn join(&mut self, now: Instant, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<Ticket> {
+        request.check()?;
         let session = self.new_session();
         let key = random::<16>();
-        let settings = JobSettings::of(request, rack.is_some());
         let index = match self.find(&request.job) {
             Some(index) => index,
-            None => self.create_job(now, request, settings, parent)?,
+            None => self.create_job(now, request, parent)?,
         };
         let Some(job) = &mut self.jobs[index] else {
             return Err(Error::Internal("a job vanished while it was joined".into()));
@@ -142,32 +136,32 @@ impl Aggregator {
             name: request.name.clone(),
             session,
             key,
-            workers: rack.unwrap_or(1),
+            workers: request.below.unwrap_or(1),
             address: None,
             challenge: None,
             last_heard: now,
             threshold_set: 0,
         };
-        let agreed = job.settings.check_same(request, &settings);
+        let agreed = request.check_same(&job.settings);
         if let Err(error) = agreed.and_then(|()| job.count_workers(request.worker, &member)) {
             if job.joined() == 0 {
-                self.forget(index, out);
+                self.forget(index);
             }
             return Err(error);
         }
         job.last_heard = now;
-        job.retry_parent(now, out);
+        job.retry_parent(now, &mut self.outbox);
         let window = job.window;
-        let (replaced, round) = job.admit(request.worker, member, out);
+        let (replaced, round) = job.admit(request.worker, member, &mut self.outbox);
         if let Some(replaced) = replaced {
             self.sessions.remove(replaced.session);
             if let Some(address) = replaced.address {
-                let (role, number) = (role(settings.racks), request.worker);
+                let (role, number) = (request.role(), request.worker);
                 let text = format!(
                     "another process ({}) has joined as {role} {number} after this one: give each {role} a number of its own",
                     request.name
                 );
-                self.replaced.insert(replaced.session, ReplacedMember { job: index, address, text });
+                self.removed.insert(replaced.session, (address, text));
             }
         }
         let owner = SessionOwner { job: index as u32, worker: request.worker };
@@ -175,13 +169,7 @@ impl Aggregator {
         Ok(Ticket { session, key, round, window })
     }
 
-    fn create_job(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        settings: JobSettings,
-        parent: Option<ParentAggregator>,
-    ) -> Result<usize> {
+    fn create_job(&mut self, now: Instant, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<usize> {
         let Some(index) = self.jobs.iter().position(Option::is_none) else {
             return Err(TooLarge {
                 what: "the number of gradient jobs",
@@ -194,9 +182,9 @@ impl Aggregator {
         // A segment in flight also occupies an entry at the parent.
         let window = parent.as_ref().map_or(u32::MAX, |parent| parent.up.ticket.window);
         let window = self.limits.window.min(window);
-        let (entries, depth) = settings.table_size(window);
-        let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
-        if settings.asynchronous.is_some() {
+        let (entries, depth) = request.table_size(window);
+        let bytes = SegmentTable::bytes(entries, depth, request.segment_bytes());
+        if request.asynchronous.is_some() {
             check_size(
                 "the sums that an asynchronous gradient job keeps, in bytes",
                 bytes as u64,
@@ -208,10 +196,10 @@ impl Aggregator {
         let below = match &parent {
             Some(parent) => parent.below,
             // The root of the tree: its racks have all workers.
-            None if settings.racks => settings.world,
-            None => settings.workers.into(),
+            None if request.below.is_some() => request.world,
+            None => request.workers.into(),
         };
-        if (below != settings.world) != parent.is_some() {
+        if (below != request.world) != parent.is_some() {
             return Err(Error::Config(format!(
                 "the gradient job {:?} has a world of {} workers and {below} here: {}",
                 request.job,
@@ -222,13 +210,8 @@ impl Aggregator {
                 }
             )));
         }
-        if let Some(parent) = &parent
-            && self.is_used(parent.session())
-        {
-            return Err(Error::Refused("the session number that the parent chose is in use here: join again".into()));
-        }
         let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.up.ticket.round);
-        let mut job = Job::new(&request.job, settings, window, first, now);
+        let mut job = Job::new(request, window, first, now);
         job.below = below;
         job.parent = parent;
         self.jobs[index] = Some(job);
@@ -238,17 +221,10 @@ impl Aggregator {
     fn new_session(&self) -> u32 {
         loop {
             let session = u32::from_le_bytes(random());
-            if self.sessions.is_free(session) && !self.is_used(session) {
+            if self.sessions.is_free(session) && !self.removed.contains_key(&session) {
                 return session;
             }
         }
-    }
-
-    /// Whether a session number is in use by a member here, or by this aggregator at a parent.
-    fn is_used(&self, session: u32) -> bool {
-        self.sessions.owner(session).is_some()
-            || self.job_of_parent(session).is_some()
-            || self.replaced.contains_key(&session)
     }
 
     /// Index of the job whose parent gave `session`.
@@ -261,36 +237,57 @@ impl Aggregator {
     }
 
     /// Removes a member whose connection has ended. Unknown sessions are ignored.
-    pub fn leave<T: Transmit>(&mut self, session: u32, out: &mut T) {
-        self.replaced.remove(&session);
+    pub fn leave(&mut self, session: u32) {
+        self.removed.remove(&session);
         if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
         {
-            job.leave(worker, out);
+            job.leave(worker, &mut self.outbox);
             if job.joined() == 0 {
-                self.forget(index as usize, out);
+                self.forget(index as usize);
             }
         }
     }
 
-    /// Suspends the job whose parent gave `session`: the connection to that parent has ended.
-    pub fn lose_parent<T: Transmit>(&mut self, session: u32, out: &mut T) {
+    /// Ends the job whose parent gave `session`: the connection to that parent has ended.
+    pub fn lose_parent(&mut self, session: u32) {
         if let Some(index) = self.job_of_parent(session)
-            && let Some(job) = &mut self.jobs[index]
+            && let Some(parent) = self.jobs[index].as_ref().and_then(|job| job.parent.as_ref())
         {
-            job.lose_parent(out);
+            let text = format!(
+                "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
+                parent.up.address
+            );
+            self.end_job(index, &text);
         }
     }
 
-    fn forget<T: Transmit>(&mut self, index: usize, out: &mut T) {
+    /// Ends a job for good. Its members get the reason as the answer to all that they send.
+    fn end_job(&mut self, index: usize, text: &str) {
+        if let Some(job) = &mut self.jobs[index] {
+            job.counters.failed += 1;
+            job.halt(Ack::new(Status::Halted, PacketKind::Leave).with_text(text), &mut self.outbox);
+            let addresses = job.joined_members().filter_map(|member| Some((member.session, member.address?)));
+            self.removed.extend(addresses.map(|(session, address)| (session, (address, text.to_owned()))));
+        }
+        self.forget(index);
+    }
+
+    fn forget(&mut self, index: usize) {
         if let Some(job) = self.jobs[index].take() {
             self.counters += job.counters;
             if let Some(parent) = job.parent {
-                parent.up.send_control(PacketKind::Leave, 0, 0, &[], out);
+                parent.up.send_control(PacketKind::Leave, 0, 0, &[], &mut self.outbox);
             }
         }
         self.sessions.remove_job(index);
-        self.replaced.retain(|_, member| member.job != index);
+    }
+
+    /// Sends what joining and leaving members have caused.
+    pub fn flush<T: Transmit>(&mut self, out: &mut T) {
+        for (to, datagram) in self.outbox.0.drain(..) {
+            out.send(to, &[], &datagram);
+        }
     }
 
     /// Receives a datagram from `from`. Inlined, because a function call takes about as long as adding up a contribution.
@@ -302,7 +299,7 @@ impl Aggregator {
             return;
         };
         let Some(owner) = self.sessions.owner(header.session) else {
-            return self.receive_from_parent(now, from, header, body, out);
+            return self.receive_from_other(now, from, header, body, out);
         };
         let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
@@ -311,11 +308,10 @@ impl Aggregator {
             return;
         };
         if header.kind == PacketKind::Join {
-            return self.validate_path(now, owner, from, body, out);
+            return self.validate_path(now, owner, from, header, body, out);
         }
         if member.address != Some(from) {
-            self.counters.strangers += 1;
-            return;
+            return self.receive_from_other(now, from, header, body, out);
         }
         member.last_heard = now;
         job.last_heard = now;
@@ -346,7 +342,8 @@ impl Aggregator {
                     Some(_) if header.kind == PacketKind::Leave => {
                         let ack = Ack::new(Status::Done, PacketKind::Leave);
                         job.send_ack(worker, SegmentId::new(0, header.segment), &ack, out);
-                        self.leave(header.session, out);
+                        self.leave(header.session);
+                        self.flush(out);
                     }
                     Some(argument) => job.control(worker, header, argument, out),
                 }
@@ -355,8 +352,10 @@ impl Aggregator {
         }
     }
 
-    /// Handles a datagram of a parent, of a replaced member, or of an unknown session.
-    fn receive_from_parent<T: Transmit>(
+    /// Handles a datagram of a parent, of a removed member, or of anybody else. A parent may have given a number that a member here has, too:
+    /// the address tells them apart.
+    #[cold]
+    fn receive_from_other<T: Transmit>(
         &mut self,
         now: Instant,
         from: SocketAddr,
@@ -367,13 +366,17 @@ impl Aggregator {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
             Some(job) if job.parent.as_ref().is_some_and(|p| p.up.address == from) => {
-                job.receive_from_parent(now, header, body, out);
+                let over = job.receive_from_parent(now, header, body, out);
+                if let (Some(text), Some(index)) = (over, index) {
+                    self.end_job(index, &text);
+                    self.flush(out);
+                }
             }
             _ => {
                 self.counters.strangers += 1;
-                // Without an answer the replaced member would wait until its deadline, and call this aggregator silent.
-                if let Some(member) = self.replaced.get(&header.session).filter(|member| member.address == from) {
-                    let refused = Ack::new(Status::Refused, header.kind).with_text(&*member.text);
+                // Without an answer the member would wait until its deadline, and call this aggregator silent.
+                if let Some((_, text)) = self.removed.get(&header.session).filter(|(address, _)| *address == from) {
+                    let refused = Ack::new(Status::Refused, header.kind).with_text(text);
                     let header = PacketHeader { kind: PacketKind::Ack, ..header };
                     out.send(from, &header.encode(), &refused.encode());
                 }
@@ -388,6 +391,7 @@ impl Aggregator {
         now: Instant,
         owner: SessionOwner,
         from: SocketAddr,
+        header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) {
@@ -399,8 +403,7 @@ impl Aggregator {
             return;
         };
         let Some(returned) = body.strip_prefix(&member.key) else {
-            self.counters.strangers += 1;
-            return;
+            return self.receive_from_other(now, from, header, body, out);
         };
         let sent = member.challenge.filter(|(to, _)| *to == from);
         if let Some((_, cookie)) = sent
@@ -427,9 +430,10 @@ impl Aggregator {
             let idle = now.saturating_duration_since(job.last_heard) >= self.limits.idle;
             self.jobs[index] = Some(job);
             if idle {
-                self.forget(index, out);
+                self.forget(index);
             }
         }
+        self.flush(out);
         let [soonest, latest] = EXPIRY_INTERVAL.map(|interval| now + interval);
         let next = self.next_deadline().unwrap_or(latest);
         next.clamp(soonest, latest)

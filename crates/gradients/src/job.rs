@@ -16,8 +16,7 @@ use std::time::Instant;
 use super::counters::AggregatorCounters;
 use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
 use super::segments::{Lookup, SegmentId, SegmentState, SegmentTable};
-use super::settings::{JobSettings, role};
-use super::{Error, ParentAggregator, Result, Transmit};
+use super::{Error, JoinJob, ParentAggregator, Result, Transmit};
 
 /// Entry of the membership table.
 pub enum MemberState {
@@ -57,9 +56,8 @@ pub struct Member {
 
 /// State of a job.
 pub struct Job {
-    pub name: String,
-    /// Settings of the first member, which all others share.
-    pub settings: JobSettings,
+    /// Request of the first member, whose settings all others share.
+    pub settings: JoinJob,
     /// Membership table, by number.
     pub members: Vec<MemberState>,
     /// Arrival of any member's last datagram.
@@ -106,13 +104,12 @@ pub struct JobStatus {
 
 impl Job {
     /// A job without members that begins with round `first`. A synchronous job has `window` segments in flight.
-    pub fn new(name: &str, settings: JobSettings, window: u32, first: u64, now: Instant) -> Self {
+    pub fn new(settings: &JoinJob, window: u32, first: u64, now: Instant) -> Self {
         let (entries, depth) = settings.table_size(window);
         let threshold = settings.asynchronous.map_or(settings.workers, |a| a.threshold);
         let members = (0..settings.workers).map(|_| MemberState::NeverJoined);
         Job {
-            name: name.to_owned(),
-            settings,
+            settings: settings.clone(),
             members: members.collect(),
             last_heard: now,
             parent: None,
@@ -132,7 +129,7 @@ impl Job {
     pub fn status(&self) -> JobStatus {
         let halted = self.halted.as_ref().map(|ack| ack.text.clone());
         JobStatus {
-            name: self.name.clone(),
+            name: self.settings.job.clone(),
             workers: self.settings.workers,
             world: self.settings.world,
             joined: self.joined(),
@@ -150,14 +147,19 @@ impl Job {
     }
 
     /// Members that have joined and not left.
+    pub fn joined_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter_map(MemberState::member)
+    }
+
+    /// Number of [`Job::joined_members`].
     pub fn joined(&self) -> usize {
-        self.members.iter().filter_map(MemberState::member).count()
+        self.joined_members().count()
     }
 
     /// Checks that the workers of all racks add up to the workers of this aggregator once `rack` has joined. Otherwise a sum would have
     /// fewer or more workers than it claims.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
-        if !self.settings.racks {
+        if self.settings.below.is_none() {
             return Ok(());
         }
         let members = self.members.iter().zip(0..);
@@ -181,7 +183,7 @@ impl Job {
         Err(Error::Config(format!(
             "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \
              --racks, a server with racks and a parent its --rack-workers, and each worker the number of those at its server and in all",
-            self.name,
+            self.settings.job,
             each.collect::<Vec<_>>().join(", "),
             self.members.len(),
         )))
@@ -198,7 +200,7 @@ impl Job {
         };
         let is_synchronous = self.settings.asynchronous.is_none();
         if is_synchronous && self.contributed[usize::from(worker)] >= self.floor {
-            let role = role(self.settings.racks);
+            let role = self.settings.role();
             let text = format!("{role} {worker} came back as another process ({name})");
             match self.parent {
                 None => self.reset(self.newest + control::RESET_DISTANCE, &text, out),

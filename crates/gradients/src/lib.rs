@@ -11,7 +11,7 @@
 //! | `error` | errors |
 //! | | **aggregator** |
 //! | `aggregator` | jobs, sessions, joining and leaving |
-//! | [`settings`] | settings that all workers of a job share |
+//! | `settings` | settings that all members of a job share |
 //! | `job` | one job: members, threshold, contributions, controls, deadlines, parent |
 //! | `segments` | segments in flight, and complete sums |
 //! | `sessions` | session table |
@@ -29,10 +29,9 @@
 //! | `udp` | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
 //! | [`ethernet`] | Ethernet, IPv4, UDP and ARP headers, for DPDK |
-//! | `aggregator_transport` | an aggregator on a transport |
 //! | `worker_transport` | a worker on a transport |
 //! | `threads` | threads of transports, which end with their owner |
-//! | `transports` | choice between UDP and DPDK |
+//! | `transports` | running aggregators, and the choice between UDP and DPDK |
 //! | `asynchronous_worker` | an asynchronous worker on UDP |
 //!
 //! # Why sums are exact
@@ -53,7 +52,6 @@
 //! ones. A worker has a deadline of its own, in case the aggregator is gone.
 
 mod aggregator;
-mod aggregator_transport;
 pub mod arithmetic;
 mod asynchronous_session;
 mod asynchronous_worker;
@@ -70,7 +68,7 @@ mod parent;
 mod round;
 mod segments;
 mod sessions;
-pub mod settings;
+mod settings;
 mod threads;
 mod transports;
 mod udp;
@@ -85,7 +83,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use aggregator::{Aggregator, AggregatorLimits};
-pub use aggregator_transport::{AggregatorTransport, DpdkConfig};
 pub use arithmetic::Arithmetic;
 pub use asynchronous_session::AsynchronousSession;
 pub use asynchronous_worker::AsynchronousWorker;
@@ -95,10 +92,10 @@ pub use error::{Error, Result};
 pub use job::JobStatus;
 pub use parent::ParentAggregator;
 pub use round::{Round, Sum};
-pub use transports::{AnyTransport, dpdk_aggregators, udp_addresses, udp_aggregators};
-pub use udp::{UdpAggregator, UdpTransport};
+pub use transports::{DpdkConfig, RunningAggregator, dpdk_aggregators, dpdk_transport, udp_addresses, udp_aggregators};
+pub use udp::UdpTransport;
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
-pub use worker_transport::{Worker, WorkerTransport};
+pub use worker_transport::{JobWorker, Worker, WorkerTransport};
 
 /// Sends datagrams.
 pub trait Transmit {
@@ -111,14 +108,15 @@ pub trait Transmit {
     }
 }
 
-/// A worker's request to join a job. All workers of a job pass identical settings, except their number and name.
+/// Request to join a job, of a worker or of a rack: an aggregator with workers of its own. All members of a job pass identical settings,
+/// except their number, name and workers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinJob {
     /// Name of the job.
     pub job: String,
-    /// Number of this worker, from 0.
+    /// Number of this member, from 0.
     pub worker: u16,
-    /// Workers of this aggregator, at most 64.
+    /// Members of this aggregator, at most 64.
     pub workers: u16,
     /// Workers of the job: more than `workers` if aggregators have a parent.
     pub world: u32,
@@ -133,6 +131,8 @@ pub struct JoinJob {
     pub deadline: Duration,
     /// Settings of an asynchronous job, in which workers do not wait for each other.
     pub asynchronous: Option<Asynchronous>,
+    /// Workers below a rack; `None` for a worker.
+    pub below: Option<u32>,
 }
 
 /// Settings of an asynchronous job: see [`AsynchronousSession`].

@@ -14,10 +14,6 @@ pub struct ParentAggregator {
     pub(super) up: Uplink,
     /// Workers below the child, on all levels.
     pub below: u32,
-    /// The connection to the parent has ended.
-    pub(super) lost: bool,
-    /// Reason for which this job can never be reset again.
-    pub(super) refusal: Option<String>,
     /// Unacknowledged failure: its round and reason, and the tries to report it.
     failure: Option<(u64, Ack, Retry)>,
     /// Last round without a sum, and the members that the parent waited for.
@@ -28,7 +24,7 @@ impl ParentAggregator {
     /// The parent at `address`, which gave `ticket` to an aggregator with `below` workers.
     pub fn new(address: SocketAddr, ticket: &Ticket, below: u32) -> Self {
         let up = Uplink::new(address, ticket);
-        ParentAggregator { up, below, lost: false, refusal: None, failure: None, waiting_on: None }
+        ParentAggregator { up, below, failure: None, waiting_on: None }
     }
 
     /// Number of the session at the parent.
@@ -49,13 +45,12 @@ impl ParentAggregator {
     /// Time of the next retry.
     pub(super) fn next_try(&self) -> Option<Instant> {
         let report = self.failure.as_ref().and_then(|(.., retry)| retry.next());
-        self.up.next_try().or(report).filter(|_| !self.lost)
+        self.up.next_try().or(report)
     }
 
     /// Sends the message that the parent has not answered, if it is due: path validation, then a failure.
     pub(super) fn retry<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        if !self.lost
-            && self.up.validate(now, out)
+        if self.up.validate(now, out)
             && let Some((round, reason, retry)) = &mut self.failure
             && retry.is_due(now)
         {

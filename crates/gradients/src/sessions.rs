@@ -1,7 +1,5 @@
 //! Session table of an aggregator: the lower bits of a session number are its index.
 
-const INITIAL_ENTRIES: usize = 64;
-
 /// Member that has a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionOwner {
@@ -14,12 +12,12 @@ pub struct SessionOwner {
 pub struct SessionTable {
     /// A power of two.
     entries: Vec<Option<(u32, SessionOwner)>>,
-    used: usize,
 }
 
 impl SessionTable {
-    pub fn new() -> Self {
-        SessionTable { entries: vec![None; INITIAL_ENTRIES], used: 0 }
+    /// A table for up to `sessions`. At most a quarter of the entries are in use, so a random number is free three times out of four.
+    pub fn new(sessions: usize) -> Self {
+        SessionTable { entries: vec![None; (4 * sessions).next_power_of_two()] }
     }
 
     #[inline]
@@ -39,39 +37,20 @@ impl SessionTable {
 
     /// Gives a free session number to `owner`.
     pub fn insert(&mut self, session: u32, owner: SessionOwner) {
-        debug_assert!(self.is_free(session), "the entry is in use");
-        // At most a quarter of the entries are in use, so a random number is free three times out of four.
-        if 4 * (self.used + 1) > self.entries.len() {
-            self.grow();
-        }
         let index = self.index(session);
-        self.used += usize::from(self.entries[index].is_none());
         self.entries[index] = Some((session, owner));
-    }
-
-    /// Doubles the table. Numbers that differ in their lower bits still differ with one bit more.
-    fn grow(&mut self) {
-        let empty = vec![None; 2 * self.entries.len()];
-        for (session, owner) in std::mem::replace(&mut self.entries, empty).into_iter().flatten() {
-            let index = self.index(session);
-            self.entries[index] = Some((session, owner));
-        }
     }
 
     pub fn remove(&mut self, session: u32) -> Option<SessionOwner> {
         let owner = self.owner(session)?;
         let index = self.index(session);
         self.entries[index] = None;
-        self.used -= 1;
         Some(owner)
     }
 
     pub fn remove_job(&mut self, job: usize) {
         for entry in &mut self.entries {
-            if entry.is_some_and(|(_, owner)| owner.job as usize == job) {
-                *entry = None;
-                self.used -= 1;
-            }
+            entry.take_if(|(_, owner)| owner.job as usize == job);
         }
     }
 }
@@ -82,7 +61,7 @@ mod tests {
 
     #[test]
     fn many_sessions_are_found_and_no_others() {
-        let mut sessions = SessionTable::new();
+        let mut sessions = SessionTable::new(4096);
         let owner = |n: u32| SessionOwner { job: n % 3, worker: n as u16 };
         // Two numbers with the same lower bits: the second one is not given out.
         sessions.insert(7, owner(0));
@@ -107,6 +86,6 @@ mod tests {
             assert_eq!(sessions.owner(*session), left);
             assert_eq!(sessions.remove(*session), left);
         }
-        assert_eq!(sessions.used, 0);
+        assert!(sessions.entries.iter().all(Option::is_none));
     }
 }

@@ -1,16 +1,66 @@
-//! Choice between UDP sockets of the operating system and DPDK devices.
+//! Running aggregators, and the choice between UDP sockets of the operating system and DPDK devices.
 
-use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::aggregator_transport::{AggregatorTransport, DpdkConfig};
 #[cfg(feature = "dpdk")]
-use super::dpdk::{DpdkAggregator, DpdkTransport};
-use super::udp::{UdpAggregator, UdpTransport};
-use super::worker::Exchange;
+use super::dpdk;
+use super::threads::Threads;
+use super::udp;
 use super::worker_transport::WorkerTransport;
-use super::{AggregatorLimits, Result, Transmit};
+use super::{Aggregator, AggregatorLimits, JoinJob, ParentAggregator, Result, Ticket};
+use base::sync::lock;
+
+/// DPDK devices, and the IPv4 interface that they form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DpdkConfig {
+    /// Arguments for DPDK's environment (EAL), the same for all devices of a process: `--no-huge`, `-m`, `256`.
+    pub eal: Vec<String>,
+    /// Devices, by name and arguments as `--vdev` takes them (`net_af_packet0,iface=eth0`), or by PCI address. At least one; an aggregator
+    /// with two is a switch.
+    pub devices: Vec<String>,
+    /// IPv4 address of the interface, not assigned in the kernel, and UDP port of the first thread.
+    pub address: SocketAddrV4,
+    /// Length of the network prefix in bits, at most 32.
+    pub prefix: u8,
+    /// Router to other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// Threads of an aggregator. Each has a UDP port, from the port of `address` upwards, and takes a core unless `idle_sleep` is set.
+    pub threads: usize,
+    /// Core of each thread; empty to let the operating system choose.
+    pub cores: Vec<usize>,
+    /// Sleep of an idle thread between two polls; 0 means busy polling.
+    pub idle_sleep: Duration,
+}
+
+/// An aggregator on a transport's thread. The threads of a transport end when its last aggregator is dropped.
+pub struct RunningAggregator {
+    pub(super) address: SocketAddr,
+    pub(super) aggregator: Arc<Mutex<Aggregator>>,
+    pub(super) _threads: Arc<Threads>,
+}
+
+impl RunningAggregator {
+    /// UDP address of the aggregator.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The aggregator, locked. Its thread sends what a change causes within [`udp::MAX_SLEEP`]. Valid after a panic: every change of a job is
+    /// one call.
+    pub fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
+        lock(&self.aggregator)
+    }
+
+    /// [`Aggregator::join`], now.
+    ///
+    /// # Errors
+    /// Errors of that call.
+    pub fn join(&self, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<Ticket> {
+        self.aggregator().join(Instant::now(), request, parent)
+    }
+}
 
 /// Aggregators on UDP sockets, one per thread, on consecutive ports from `address` on, or each on any free port if its port is 0.
 ///
@@ -20,12 +70,8 @@ pub fn udp_aggregators(
     address: SocketAddr,
     threads: usize,
     limits: AggregatorLimits,
-) -> Result<Vec<Box<dyn AggregatorTransport>>> {
-    let start = |address| {
-        let aggregator = UdpAggregator::start(address, limits)?;
-        Ok(Box::new(aggregator) as Box<dyn AggregatorTransport>)
-    };
-    udp_addresses(address, threads).map(start).collect()
+) -> Result<Vec<RunningAggregator>> {
+    udp_addresses(address, threads).map(|address| udp::start(address, limits)).collect()
 }
 
 /// Addresses of [`udp_aggregators`]: consecutive ports from the port of `address`, or port 0 for each of them.
@@ -45,11 +91,23 @@ pub fn udp_addresses(address: SocketAddr, threads: usize) -> impl Iterator<Item 
 /// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the
 /// feature `dpdk`.
 #[cfg_attr(not(feature = "dpdk"), expect(unused_variables))]
-pub fn dpdk_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Box<dyn AggregatorTransport>>> {
+pub fn dpdk_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<RunningAggregator>> {
     #[cfg(feature = "dpdk")]
-    return Ok(DpdkAggregator::start_all(config, limits)?.into_iter().map(|one| Box::new(one) as Box<_>).collect());
+    return dpdk::start_aggregators(config, limits);
     #[cfg(not(feature = "dpdk"))]
     return Err(without_dpdk());
+}
+
+/// A worker's transport on a DPDK device.
+///
+/// # Errors
+/// Errors of [`dpdk_aggregators`].
+#[cfg_attr(not(feature = "dpdk"), expect(unused_variables))]
+pub fn dpdk_transport(config: &DpdkConfig) -> Result<impl WorkerTransport + Send + 'static> {
+    #[cfg(feature = "dpdk")]
+    return dpdk::DpdkTransport::open(config);
+    #[cfg(not(feature = "dpdk"))]
+    return Err::<udp::UdpTransport, _>(without_dpdk());
 }
 
 #[cfg(not(feature = "dpdk"))]
@@ -59,58 +117,4 @@ fn without_dpdk() -> super::Error {
          `dpdk`, or name no device for gradients"
             .to_owned(),
     )
-}
-
-/// A worker's transport: UDP or DPDK.
-pub enum AnyTransport {
-    /// UDP sockets of the operating system.
-    Udp(UdpTransport),
-    /// A DPDK device.
-    #[cfg(feature = "dpdk")]
-    Dpdk(Box<DpdkTransport>),
-}
-
-impl AnyTransport {
-    /// A DPDK device.
-    ///
-    /// # Errors
-    /// [`Error::Config`](super::Error::Config) for a device that cannot be used, or a program that was built without the feature `dpdk`.
-    #[cfg_attr(not(feature = "dpdk"), expect(unused_variables))]
-    pub fn dpdk(config: &DpdkConfig) -> Result<Self> {
-        #[cfg(feature = "dpdk")]
-        return Ok(AnyTransport::Dpdk(DpdkTransport::open(config)?.into()));
-        #[cfg(not(feature = "dpdk"))]
-        return Err(without_dpdk());
-    }
-}
-
-/// Calls either transport.
-macro_rules! on_any {
-    ($transport:expr, $one:ident => $call:expr) => {
-        match $transport {
-            AnyTransport::Udp($one) => $call,
-            #[cfg(feature = "dpdk")]
-            AnyTransport::Dpdk($one) => $call,
-        }
-    };
-}
-
-impl Transmit for AnyTransport {
-    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
-        on_any!(self, one => one.send(to, head, body));
-    }
-}
-
-impl WorkerTransport for AnyTransport {
-    fn wait(&mut self, time: Duration) -> io::Result<()> {
-        on_any!(self, one => one.wait(time))
-    }
-
-    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
-        on_any!(self, one => one.deliver(now, exchange));
-    }
-
-    fn flush(&mut self) {
-        on_any!(self, one => one.flush());
-    }
 }

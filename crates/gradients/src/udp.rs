@@ -2,79 +2,40 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::aggregator_transport::{AggregatorTransport, Datagrams};
 use super::datagrams::{self, UdpReceiver, UdpSender};
 use super::threads::{StopFlag, Threads};
+use super::transports::RunningAggregator;
 use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
 use super::{Aggregator, AggregatorLimits, Result, Transmit};
 use base::error::OsError;
 use base::sync::lock;
 
-/// Longest sleep of the aggregator's thread, and so its latency for the stop flag.
-const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// Longest sleep of an aggregator's thread, and so its latency for the stop flag and for what other threads change.
+pub const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// An aggregator on a UDP socket, with a thread of its own.
-pub struct UdpAggregator {
-    shared: Arc<AggregatorThread>,
-    address: SocketAddr,
-    _threads: Threads,
+/// Starts an aggregator at `address`; port 0 is any free port.
+///
+/// # Errors
+/// [`crate::Error::Io`] for an address that cannot be bound.
+pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<RunningAggregator> {
+    let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
+    let socket = datagrams::bind(address).map_err(failed())?;
+    let bound = socket.local_addr().map_err(failed())?;
+    let aggregator = Arc::new(Mutex::new(Aggregator::new(limits)));
+    let mut threads = Threads::default();
+    let served = aggregator.clone();
+    threads.start("innet-gradients", move |stop| serve(&served, &socket, &stop)).map_err(failed())?;
+    Ok(RunningAggregator { address: bound, aggregator, _threads: threads.into() })
 }
 
-struct AggregatorThread {
-    aggregator: Mutex<Aggregator>,
-    socket: Arc<UdpSocket>,
-}
-
-impl AggregatorThread {
-    /// Valid after a panic: every change of a job is one call.
-    fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        lock(&self.aggregator)
-    }
-}
-
-impl UdpAggregator {
-    /// Starts an aggregator at `address`; port 0 is any free port.
-    ///
-    /// # Errors
-    /// [`crate::Error::Io`] for an address that cannot be bound.
-    pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<Self> {
-        let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
-        let socket = datagrams::bind(address).map_err(failed())?;
-        let bound = socket.local_addr().map_err(failed())?;
-        let shared = Arc::new(AggregatorThread { aggregator: Mutex::new(Aggregator::new(limits)), socket });
-        let mut threads = Threads::default();
-        let serving = shared.clone();
-        threads.start("innet-gradients", move |stop| serve(&serving, &stop)).map_err(failed())?;
-        Ok(UdpAggregator { shared, address: bound, _threads: threads })
-    }
-}
-
-impl AggregatorTransport for UdpAggregator {
-    fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.shared.aggregator()
-    }
-
-    fn send(&self, datagrams: Datagrams) {
-        let mut out = UdpSender::new(self.shared.socket.clone());
-        for (to, datagram) in datagrams.0 {
-            out.send(to, &[], &datagram);
-        }
-        out.flush();
-    }
-}
-
-fn serve(shared: &AggregatorThread, stop: &StopFlag) {
-    let mut receiver = UdpReceiver::new(shared.socket.clone());
-    let mut out = UdpSender::new(shared.socket.clone());
+fn serve(aggregator: &Mutex<Aggregator>, socket: &Arc<UdpSocket>, stop: &StopFlag) {
+    let mut receiver = UdpReceiver::new(socket.clone());
+    let mut out = UdpSender::new(socket.clone());
     let mut deadline = Instant::now();
     while !stop.is_set() {
         let time = deadline.saturating_duration_since(Instant::now());
@@ -84,10 +45,11 @@ fn serve(shared: &AggregatorThread, stop: &StopFlag) {
             continue;
         }
         let now = Instant::now();
-        let mut aggregator = shared.aggregator();
+        let mut aggregator = lock(aggregator);
         for (from, datagram) in receiver.iter() {
             aggregator.receive(now, from, datagram, &mut out);
         }
+        aggregator.flush(&mut out);
         if is_due(deadline, now, receiver.is_busy()) {
             deadline = aggregator.expire(now, &mut out);
         }

@@ -23,26 +23,6 @@ pub trait Exchange {
     fn waits_for(&self, now: Instant) -> String;
 }
 
-impl<E: Exchange> Exchange for &mut E {
-    type Output = E::Output;
-
-    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
-        (**self).receive(now, from, datagram, out);
-    }
-
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>> {
-        (**self).poll(now, out)
-    }
-
-    fn next_wake(&self) -> Instant {
-        (**self).next_wake()
-    }
-
-    fn waits_for(&self, now: Instant) -> String {
-        (**self).waits_for(now)
-    }
-}
-
 /// Session of a worker that has joined a job.
 pub struct WorkerSession {
     pub(super) up: Uplink,

@@ -23,6 +23,24 @@ pub trait WorkerTransport: Transmit {
     fn flush(&mut self);
 }
 
+/// A worker of a synchronous job, on any transport.
+pub trait JobWorker: Send {
+    /// Number of the next round.
+    fn next_round(&self) -> u64;
+
+    /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
+    ///
+    /// # Errors
+    /// The failure of the sum; [`Error::Receive`], [`Error::Interrupted`].
+    fn sum(&mut self, values: &mut [f32], mean: bool, deadline: Duration, wait: &Wait<'_>) -> Result<Sum>;
+
+    /// Sends a control and waits for its answer.
+    ///
+    /// # Errors
+    /// The answer of the aggregator, or [`Error::Silent`]; [`Error::Receive`], [`Error::Interrupted`].
+    fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()>;
+}
+
 /// A worker of a job, on a transport. Calls block until they are done, their deadline passes, or an interrupt arrives.
 pub struct Worker<T> {
     session: WorkerSession,
@@ -45,31 +63,32 @@ impl<T: WorkerTransport> Worker<T> {
     ) -> Result<Self> {
         let session = WorkerSession::new(aggregator, request, ticket);
         let mut worker = Worker { session, transport };
-        worker.call(Control::Join, deadline, wait)?;
+        let now = Instant::now();
+        let call = worker.session.call(Control::Join, now, now + deadline);
+        run(call, &mut worker.transport, wait)?;
         Ok(worker)
     }
 
-    /// Number of the next round.
-    pub fn next_round(&self) -> u64 {
+    pub(super) fn into_parts(self) -> (WorkerSession, T) {
+        (self.session, self.transport)
+    }
+}
+
+impl<T: WorkerTransport + Send> JobWorker for Worker<T> {
+    fn next_round(&self) -> u64 {
         self.session.next_round()
     }
 
-    /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
-    pub fn sum(&mut self, values: &mut [f32], mean: bool, deadline: Duration, wait: &Wait<'_>) -> Result<Sum> {
+    fn sum(&mut self, values: &mut [f32], mean: bool, deadline: Duration, wait: &Wait<'_>) -> Result<Sum> {
         let now = Instant::now();
         let round = Round::new(&mut self.session, values, mean, now, now + deadline);
         run(round, &mut self.transport, wait)
     }
 
-    /// Sends a control and waits for its answer.
-    pub fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()> {
+    fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()> {
         let now = Instant::now();
         let call = self.session.call(control, now, now + deadline);
         run(call, &mut self.transport, wait)
-    }
-
-    pub(super) fn into_parts(self) -> (WorkerSession, T) {
-        (self.session, self.transport)
     }
 }
 

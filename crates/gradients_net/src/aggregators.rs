@@ -3,9 +3,8 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Instant;
 
 use event_listener::{Event, EventListener};
@@ -18,10 +17,9 @@ use crate::worker::join_job;
 use base::error::check_size;
 use base::sync::lock;
 use base::wait::Wait;
-use gradients::settings::{self, JobSettings};
 use gradients::{
-    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, dpdk_aggregators,
-    udp_aggregators,
+    AggregatorCounters, AggregatorLimits, FrameCounters, JoinJob, ParentAggregator, RunningAggregator,
+    dpdk_aggregators, udp_aggregators,
 };
 use replay_client::ConnectOptions;
 use replay_client::dialer::Dialer;
@@ -43,70 +41,34 @@ pub struct ParentServer {
 }
 
 /// All aggregators of a server. Dropping stops them.
-pub struct Aggregators(Arc<Inner>);
-
-struct Inner {
-    aggregators: Vec<Box<dyn AggregatorTransport>>,
+pub struct Aggregators {
+    aggregators: Vec<RunningAggregator>,
     limits: AggregatorLimits,
-    parent: Option<ParentServer>,
-    /// Poisoning is harmless: each entry is changed by one assignment.
-    joins: Mutex<PendingJoins>,
+    parent: Option<Arc<ParentServer>>,
+    /// Sessions at the parent, by job. Locked by every join and every change of a session. Valid after a panic: an entry is changed by one
+    /// assignment.
+    sessions: Mutex<HashMap<String, Weak<ParentSession>>>,
     changed: Event,
 }
 
-/// Sessions at the parent, by job name.
-#[derive(Default)]
-struct PendingJoins {
-    sessions: HashMap<String, ParentSession>,
-    /// Places of the connections that wait for a job.
-    places: HashMap<String, Weak<()>>,
-}
-
-/// A connection's place among those that wait for a job. When the last one goes, the job leaves the parent.
-pub type Place = Arc<()>;
-
-impl PendingJoins {
-    /// A place among the connections that wait for `job`.
-    fn place(&mut self, job: &str) -> Place {
-        let waiting = self.places.get(job).and_then(Weak::upgrade);
-        waiting.unwrap_or_else(|| {
-            let first = Place::default();
-            self.places.insert(job.to_owned(), Arc::downgrade(&first));
-            first
-        })
-    }
-
-    /// Number of jobs, other than `job`, that are not created yet.
-    fn count_without(&self, job: &str) -> usize {
-        let sessions = self.sessions.iter();
-        sessions.filter(|(name, session)| *name != job && !matches!(session.state, SessionState::InUse(_))).count()
-    }
-}
-
-/// A job's connection to the parent, and the thread that holds it.
-struct ParentSession {
-    state: SessionState,
-    started: Instant,
-    settings: JobSettings,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+/// A job's session at the parent. Connections of workers that wait for the job, or have joined it, share it, and it ends with the last one.
+pub struct ParentSession {
+    /// Request of the first worker.
+    request: JoinJob,
+    state: Mutex<SessionState>,
 }
 
 /// Progress of a session at the parent.
 enum SessionState {
     Joining,
-    /// The job can be created.
+    /// The job can be created, or was.
     Joined(ParentAggregator),
-    /// The job was created, with this session at the parent.
-    InUse(u32),
     Failed(gradients::Error),
 }
 
-impl Drop for ParentSession {
-    fn drop(&mut self) {
-        // Pairs with the loads in `hold_session`. Relaxed: the flag carries no data. The thread checks it about ten times a second, and is
-        // joined only when the server ends.
-        self.stop.store(true, Ordering::Relaxed);
+impl ParentSession {
+    fn has_failed(&self) -> bool {
+        matches!(*lock(&self.state), SessionState::Failed(_))
     }
 }
 
@@ -128,16 +90,16 @@ impl ParentServer {
         Ok(Some(ParentServer { dialer, rack: own.rack, racks: own.racks, rack_workers: own.rack_workers }))
     }
 
-    /// Workers of a job below this server, which `request` is the first to join here, as a rack if `is_rack`.
-    fn workers_here(&self, request: &JoinJob, is_rack: bool) -> Result<u32> {
-        match (is_rack, self.rack_workers) {
-            (false, _) => Ok(request.workers.into()),
-            (true, 0) => Err(Error::config(format!(
+    /// Workers of a job below this server, which `request` is the first to join here.
+    fn workers_here(&self, request: &JoinJob) -> Result<u32> {
+        match (request.below, self.rack_workers) {
+            (None, _) => Ok(request.workers.into()),
+            (Some(_), 0) => Err(Error::config(format!(
                 "rack {} joins the gradient job {:?} at a server that has a parent and does not know how many workers are below it: start it \
                  with --rack-workers",
                 request.worker, request.job
             ))),
-            (true, workers) => Ok(workers),
+            (Some(_), workers) => Ok(workers),
         }
     }
 }
@@ -151,279 +113,224 @@ impl Aggregators {
         let Some(address) = own.gradients else {
             return Ok(None);
         };
-        let parent = ParentServer::of(config, own)?;
+        let parent = ParentServer::of(config, own)?.map(Arc::new);
         let limits = own.limits();
         let aggregators = match own.dpdk() {
             None => udp_aggregators(address, own.gradients_threads, limits),
             Some(dpdk) => dpdk_aggregators(&dpdk, limits),
         };
-        Ok(Some(Aggregators(Arc::new(Inner {
-            aggregators: aggregators.map_err(Error::from)?,
-            limits,
-            parent,
-            joins: Mutex::default(),
-            changed: Event::new(),
-        }))))
+        let aggregators = aggregators.map_err(Error::from)?;
+        Ok(Some(Aggregators { aggregators, limits, parent, sessions: Mutex::default(), changed: Event::new() }))
     }
 
     /// Address of the first aggregator.
     pub fn address(&self) -> SocketAddr {
-        self.0.aggregators[0].address()
+        self.aggregators[0].address()
     }
 
-    /// Adds a worker to a job, or a rack with `below` workers. Blocked while the parent has not answered: join again
-    /// after [`Aggregators::changed`]. The connection has `place` until it has joined.
+    /// Adds a worker or a rack to a job. Blocked while the parent has not answered: join again after [`Aggregators::changed`]. The
+    /// connection keeps `session`, the job's at the parent, until it ends.
     ///
     /// # Errors
     /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Sum`] if the parent refuses.
-    pub fn join(&self, request: &JoinJob, below: Option<u32>, place: &mut Option<Place>) -> Result<Attempt<Joined>> {
-        settings::check(request)?;
-        let requested = request;
-        let mut request = request.clone();
-        if below.is_some() {
-            // Longer than the rack waits for its workers: see `job::deadline`.
-            request.deadline = request.deadline * 9 / 8;
-        }
-        let mut joins = lock(&self.0.joins);
-        *place = Some(joins.place(&request.job));
-        self.0.prune(&mut joins);
-        let aggregator = self.0.aggregator_for(&request.job, &joins)?;
+    pub fn join(
+        self: &Arc<Self>,
+        request: &JoinJob,
+        session: &mut Option<Arc<ParentSession>>,
+    ) -> Result<Attempt<Joined>> {
+        request.check()?;
+        let mut sessions = lock(&self.sessions);
+        sessions.retain(|_, session| session.strong_count() > 0);
         let mut parent = None;
-        if let Some(server) = &self.0.parent
-            && !aggregator.aggregator().has(&request.job)
-        {
-            let here = server.workers_here(&request, below.is_some())?;
-            if here != request.world {
-                let settings = JobSettings::of(&request, below.is_some());
-                let sessions = &mut joins.sessions;
-                match self.0.join_parent(sessions, server, requested, settings, here)? {
-                    Attempt::Ready(joined) => parent = Some(joined),
-                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-                }
+        let aggregator = match self.aggregators.iter().find(|one| one.aggregator().has(&request.job)) {
+            Some(aggregator) => {
+                *session = sessions.get(&request.job).and_then(Weak::upgrade);
+                aggregator
             }
-        }
-        let at_parent = parent.as_ref().map(ParentAggregator::session);
-        let ticket = aggregator.join(&request, below, parent)?;
-        if let Some(number) = at_parent
-            && let Some(session) = joins.sessions.get_mut(&request.job)
-        {
-            session.state = SessionState::InUse(number);
-        }
-        *place = None;
-        let address = aggregator.address();
-        Ok(Attempt::Ready(Joined { address, ticket }))
+            None => {
+                let aggregator = self.least_busy(&request.job, &sessions)?;
+                if let Some(server) = &self.parent {
+                    let here = server.workers_here(request)?;
+                    if here != request.world {
+                        match self.join_parent(&mut sessions, server, request, here, session)? {
+                            Attempt::Ready(joined) => parent = Some(joined),
+                            Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
+                        }
+                    }
+                }
+                aggregator
+            }
+        };
+        let deadline = match request.below {
+            // Longer than the rack waits for its workers: see `job::deadline`.
+            Some(_) => request.deadline * 9 / 8,
+            None => request.deadline,
+        };
+        let ticket = aggregator.join(&JoinJob { deadline, ..request.clone() }, parent)?;
+        Ok(Attempt::Ready(Joined { address: aggregator.address(), ticket }))
     }
 
     /// Removes a member, whose connection has ended, from the aggregator at `address`.
     pub fn leave(&self, address: SocketAddr, session: u32) {
-        let mut aggregators = self.0.aggregators.iter();
-        if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
-            aggregator.leave(session);
+        if let Some(one) = self.aggregators.iter().find(|one| one.address() == address) {
+            one.aggregator().leave(session);
         }
-        self.prune();
-    }
-
-    /// Leaves the parent in jobs that have ended, or that no connection waits for any more.
-    pub fn prune(&self) {
-        self.0.prune(&mut lock(&self.0.joins));
     }
 
     /// Listens for an answer of the parent.
     pub fn changed(&self) -> EventListener {
-        self.0.changed.listen()
+        self.changed.listen()
     }
 
     /// Counters and jobs, as one JSON object.
     pub fn stats(&self) -> Value {
         let mut total = AggregatorCounters::default();
+        let mut frames: Option<FrameCounters> = None;
         let mut jobs = serde_json::Map::new();
-        for aggregator in &self.0.aggregators {
+        for aggregator in &self.aggregators {
             let aggregator = aggregator.aggregator();
             total += aggregator.counters();
+            if let Some(own) = aggregator.frames {
+                *frames.get_or_insert_default() += own;
+            }
             for job in aggregator.status() {
                 jobs.insert(job.name.clone(), json!(job));
             }
         }
         let mut stats = json!(total);
-        if let Some(frames) = self.0.aggregators.first().and_then(|one| one.frames()) {
+        if let Some(frames) = frames {
             stats["frames"] = json!(frames);
         }
         stats["address"] = json!(self.address().to_string());
-        stats["threads"] = json!(self.0.aggregators.len());
-        stats["max_bytes"] = json!(self.0.limits.bytes());
+        stats["threads"] = json!(self.aggregators.len());
+        stats["max_bytes"] = json!(self.limits.bytes());
         stats["jobs"] = Value::Object(jobs);
         stats
     }
-}
 
-impl Drop for Aggregators {
-    fn drop(&mut self) {
-        let sessions = std::mem::take(&mut *lock(&self.0.joins)).sessions;
-        let threads = sessions.into_values().filter_map(|mut session| session.thread.take());
-        // Collecting drops all sessions, which stops every thread before the first join.
-        for thread in threads.collect::<Vec<_>>() {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the parent's connection panicked");
-            }
-        }
-    }
-}
-
-impl Inner {
-    /// The aggregator that has the job, or the one with the fewest jobs.
-    fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
-        if let Some(found) = self.aggregators.iter().find(|one| one.aggregator().has(job)) {
-            return Ok(&**found);
-        }
+    /// The aggregator with the fewest jobs, for a new `job`. Jobs that wait for the parent count towards the limit.
+    fn least_busy(&self, job: &str, sessions: &HashMap<String, Weak<ParentSession>>) -> Result<&RunningAggregator> {
+        let exists = |name: &str| self.aggregators.iter().any(|one| one.aggregator().has(name));
+        let waits = |session: &Weak<ParentSession>| session.upgrade().is_some_and(|session| !session.has_failed());
+        let waiting = sessions.iter().filter(|(name, session)| *name != job && waits(session) && !exists(name)).count();
         let counts: Vec<usize> = self.aggregators.iter().map(|one| one.aggregator().jobs()).collect();
-        let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         check_size(
             "the number of gradient jobs",
-            jobs as u64 + 1,
+            (counts.iter().sum::<usize>() + waiting) as u64 + 1,
             self.limits.jobs as u64,
             "wait for another job to end, or start the server with a larger --gradients-jobs",
         )?;
         let fewest = counts.iter().zip(&self.aggregators).min_by_key(|(jobs, _)| **jobs);
         fewest
-            .map(|(_, one)| &**one)
+            .map(|(_, one)| one)
             .ok_or_else(|| NetError::Internal("a server sums gradients without a thread".into()).into())
-    }
-
-    /// Drops sessions whose job has ended, was not created in time, or is not waited for any more.
-    fn prune(&self, joins: &mut PendingJoins) {
-        let PendingJoins { sessions, places } = joins;
-        places.retain(|_, place| place.strong_count() > 0);
-        sessions.retain(|job, session| match session.state {
-            SessionState::Joining => places.contains_key(job),
-            SessionState::Joined(_) | SessionState::Failed(_) => {
-                places.contains_key(job) && session.started.elapsed() < session.settings.deadline
-            }
-            SessionState::InUse(_) => self.aggregators.iter().any(|one| one.aggregator().has(job)),
-        });
     }
 
     /// Joins the parent for a new job. Blocked until the parent answers.
     fn join_parent(
         self: &Arc<Self>,
-        sessions: &mut HashMap<String, ParentSession>,
-        parent: &ParentServer,
+        sessions: &mut HashMap<String, Weak<ParentSession>>,
+        parent: &Arc<ParentServer>,
         request: &JoinJob,
-        settings: JobSettings,
         below: u32,
+        own: &mut Option<Arc<ParentSession>>,
     ) -> Result<Attempt<ParentAggregator>> {
-        let address = &parent.dialer.address;
-        let reason = format!("the parent at {address} has not answered");
-        let blocked = Attempt::Blocked(reason.into());
-        let Some(session) = sessions.get(&request.job) else {
-            let session = self.clone().start_session(parent, request, settings, below)?;
-            sessions.insert(request.job.clone(), session);
-            return Ok(blocked);
+        // A failure is for those who waited. Whoever comes later tries again.
+        let others = || sessions.get(&request.job)?.upgrade().filter(|session| !session.has_failed());
+        let session = match own.take().or_else(others) {
+            Some(session) => session,
+            None => {
+                let session = self.start_session(parent, request, below)?;
+                sessions.insert(request.job.clone(), Arc::downgrade(&session));
+                session
+            }
         };
-        if let Err(error) = session.settings.check_same(request, &settings) {
-            let is_old = session.started.elapsed() >= request.deadline;
-            if is_old && !matches!(session.state, SessionState::InUse(_)) {
-                // Workers of a join whose deadline is over have given up. One that still waits has to join again.
-                sessions.remove(&request.job);
-                self.changed.notify(usize::MAX);
+        request.check_same(&session.request)?;
+        let attempt = match &*lock(&session.state) {
+            SessionState::Joining => {
+                let reason = format!("the parent at {} has not answered", parent.dialer.address);
+                Attempt::Blocked(reason.into())
             }
-            return Err(error.into());
-        }
-        match &session.state {
-            SessionState::Joining | SessionState::InUse(_) => Ok(blocked),
-            SessionState::Joined(parent) => Ok(Attempt::Ready(parent.clone())),
-            SessionState::Failed(failure) => {
-                let failure = failure.clone();
-                sessions.remove(&request.job);
-                Err(failure.into())
-            }
-        }
+            SessionState::Joined(parent) => Attempt::Ready(parent.clone()),
+            SessionState::Failed(failure) => return Err(failure.clone().into()),
+        };
+        *own = Some(session);
+        Ok(attempt)
     }
 
     fn start_session(
-        self: Arc<Self>,
-        parent: &ParentServer,
+        self: &Arc<Self>,
+        parent: &Arc<ParentServer>,
         request: &JoinJob,
-        settings: JobSettings,
         below: u32,
-    ) -> Result<ParentSession> {
+    ) -> Result<Arc<ParentSession>> {
+        let session = Arc::new(ParentSession { request: request.clone(), state: Mutex::new(SessionState::Joining) });
+        let own = self.address();
         let request = JoinJob {
             worker: parent.rack,
             workers: parent.racks,
             // The longest IPv6 address with a port has 47 bytes.
-            name: format!("aggregator at {}", self.aggregators[0].address()),
+            name: format!("aggregator at {own}"),
+            below: Some(below),
             ..request.clone()
         };
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = thread::Builder::new()
+        let (parent, aggregators, held) = (parent.clone(), Arc::downgrade(self), Arc::downgrade(&session));
+        thread::Builder::new()
             .name("innet-parent".into())
-            .spawn({
-                let stop = stop.clone();
-                move || self.hold_session(&request, below, &stop)
-            })
+            .spawn(move || hold_session(&parent, &request, own, &aggregators, &held))
             .map_err(io_error("cannot start a thread for the parent's connection"))?;
-        Ok(ParentSession {
-            state: SessionState::Joining,
-            started: Instant::now(),
-            settings,
-            stop,
-            thread: Some(thread),
-        })
+        Ok(session)
     }
 
-    /// Joins the parent, and keeps the connection until the job is over or the connection ends.
-    fn hold_session(&self, request: &JoinJob, below: u32, stop: &Arc<AtomicBool>) {
-        let Some(parent) = &self.parent else { return };
-        // Pairs with the store in `ParentSession::drop`. Relaxed: the flag carries no data.
-        let stopped = || stop.load(Ordering::Relaxed);
-        let until = Instant::now() + request.deadline;
-        let wait = Wait { interrupted: &stopped, ..Wait::until(Some(until)) };
-        let refused = |reason: String| {
-            let address = &parent.dialer.address;
-            gradients::Error::Refused(format!("the parent at {address}: {reason}"))
-        };
-        let mut joined = match join_job(&parent.dialer, request, Some(below), until, &wait) {
-            Ok(joined) => joined,
-            Err(error) => {
-                let failed = SessionState::Failed(refused(error.to_string()));
-                return self.set_state(&request.job, stop, failed);
-            }
-        };
-        let address = match path(self.aggregators[0].address(), joined.aggregator) {
-            Ok(address) => address,
-            Err(reason) => return self.set_state(&request.job, stop, SessionState::Failed(refused(reason))),
-        };
-        let aggregator = ParentAggregator::new(address, &joined.ticket, below);
-        self.set_state(&request.job, stop, SessionState::Joined(aggregator));
-        let reason = joined.session.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
-        if stopped() {
-            return;
-        }
-        tracing::warn!(job = request.job, reason, "the connection to the parent ended");
-        self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
-    }
-
-    /// Sets the state of the session that owns `stop`, unless a newer session of the job has replaced it.
-    fn set_state(&self, job: &str, stop: &Arc<AtomicBool>, state: SessionState) {
-        let mut joins = lock(&self.joins);
-        let sessions = &mut joins.sessions;
-        if let Some(session) = sessions.get_mut(job)
-            && Arc::ptr_eq(&session.stop, stop)
-        {
-            match session.state {
-                // The job has lost its parent: the next join opens a new session. With the lock of the joins, so that none creates the
-                // job in between.
-                SessionState::InUse(number) => {
-                    sessions.remove(job);
-                    let mut aggregators = self.aggregators.iter();
-                    if let Some(one) = aggregators.find(|one| one.aggregator().has(job)) {
-                        one.lose_parent(number);
-                    }
-                }
-                _ => session.state = state,
+    /// Changes the state of a session, unless no connection has it any more.
+    fn set_state(&self, session: &Weak<ParentSession>, state: SessionState) {
+        // No join may create the job in between.
+        let sessions = lock(&self.sessions);
+        if let Some(session) = session.upgrade() {
+            let before = std::mem::replace(&mut *lock(&session.state), state);
+            if let SessionState::Joined(parent) = before {
+                self.aggregators.iter().for_each(|one| one.aggregator().lose_parent(parent.session()));
             }
         }
-        drop(joins);
+        drop(sessions);
         self.changed.notify(usize::MAX);
+    }
+}
+
+/// Joins the parent, and keeps the connection until the `session` is over or the connection ends.
+fn hold_session(
+    parent: &ParentServer,
+    request: &JoinJob,
+    own: SocketAddr,
+    aggregators: &Weak<Aggregators>,
+    session: &Weak<ParentSession>,
+) {
+    let set_state = |state| {
+        if let Some(aggregators) = aggregators.upgrade() {
+            aggregators.set_state(session, state);
+        }
+    };
+    let fail = |reason: String| {
+        let address = &parent.dialer.address;
+        set_state(SessionState::Failed(gradients::Error::Refused(format!("the parent at {address}: {reason}"))));
+    };
+    let stopped = || session.strong_count() == 0;
+    let until = Instant::now() + request.deadline;
+    let wait = Wait { interrupted: &stopped, ..Wait::until(Some(until)) };
+    let mut joined = match join_job(&parent.dialer, request, until, &wait) {
+        Ok(joined) => joined,
+        Err(error) => return fail(error.to_string()),
+    };
+    let address = match path(own, joined.aggregator) {
+        Ok(address) => address,
+        Err(reason) => return fail(reason),
+    };
+    let below = request.below.unwrap_or_default();
+    set_state(SessionState::Joined(ParentAggregator::new(address, &joined.ticket, below)));
+    let reason = joined.session.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
+    if !stopped() {
+        tracing::warn!(job = request.job, reason, "the connection to the parent ended");
+        fail(reason);
     }
 }
 

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use event_listener::EventListener;
 use serde_json::Value;
 
-use crate::aggregators::{Aggregators, ParentServer, Place};
+use crate::aggregators::{Aggregators, ParentServer, ParentSession};
 use crate::config::GradientsConfig;
-use crate::message::{self, Join, NAME};
+use crate::message::{self, NAME};
 use crate::{doctor, metrics};
 use replay_core::table::Attempt;
 use replay_link::error::{Error, Result};
@@ -53,8 +53,9 @@ impl Plugin for Plug {
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
         let own = GradientsConfig::of(config)?;
         let aggregators = Aggregators::start(config, &own)?;
-        Ok(aggregators
-            .map(|aggregators| Arc::new(Gradients { aggregators, only: own.gradients_only }) as Arc<dyn Extension>))
+        Ok(aggregators.map(|aggregators| {
+            Arc::new(Gradients { aggregators: aggregators.into(), only: own.gradients_only }) as Arc<dyn Extension>
+        }))
     }
 
     fn trust(&self, config: &ServerConfig) -> Option<&'static str> {
@@ -70,7 +71,7 @@ impl Plugin for Plug {
 
 /// The service of a running server.
 struct Gradients {
-    aggregators: Aggregators,
+    aggregators: Arc<Aggregators>,
     /// Set by `--gradients-only`: the server has no memory.
     only: bool,
 }
@@ -81,7 +82,7 @@ impl Extension for Gradients {
     }
 
     fn session(self: Arc<Self>) -> Box<dyn Session> {
-        Box::new(Membership { service: self, place: None, joined: None })
+        Box::new(Membership { service: self, parent: None, joined: None })
     }
 
     fn address(&self) -> Option<String> {
@@ -106,20 +107,20 @@ impl Extension for Gradients {
 /// A connection's membership in a job.
 struct Membership {
     service: Arc<Gradients>,
-    /// Its place while it waits.
-    place: Option<Place>,
+    /// The job's session at the parent, while the connection waits for the job and while it is a member.
+    parent: Option<Arc<ParentSession>>,
     /// Address of the aggregator, and session there.
     joined: Option<(SocketAddr, u32)>,
 }
 
 impl Session for Membership {
     fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
-        let Join { job, below } = message::read(message)?;
+        let request = message::read(message)?;
         if self.joined.is_some() {
             let reason = "this connection has joined a gradient job already: join over one connection for each worker";
             return Err(replay_wire::Error::Protocol(reason.to_owned()).into());
         }
-        let joined = self.service.aggregators.join(&job, below, &mut self.place);
+        let joined = self.service.aggregators.join(&request, &mut self.parent);
         let joined = match joined.map_err(Error::from)? {
             Attempt::Ready(joined) => joined,
             Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
@@ -134,11 +135,10 @@ impl Session for Membership {
 
     /// Not in `Drop`: a server that ends must not report its workers as missing.
     fn end(&mut self) {
-        self.place = None;
-        match self.joined {
-            Some((at, session)) => self.service.aggregators.leave(at, session),
-            None => self.service.aggregators.prune(),
+        if let Some((at, session)) = self.joined.take() {
+            self.service.aggregators.leave(at, session);
         }
+        self.parent = None;
     }
 }
 

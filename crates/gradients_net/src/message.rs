@@ -1,4 +1,4 @@
-//! Messages of the service, as JSON: a worker's or a rack's request to join a job, and the answer.
+//! Messages of the service, as JSON: a request to join a job until the connection ends ([`JoinJob`](gradients::JoinJob)), and the answer.
 //!
 //! ```json
 //! {"job": "run-7", "worker": 0, "workers": 2, "world": 2, "name": "host-0", "arithmetic": "float", "segment_values": 360,
@@ -15,21 +15,11 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use gradients::{JoinJob, Ticket};
+use gradients::Ticket;
 use replay_link::error::{Error, Result};
 
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";
-
-/// Joins a job until the connection ends.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Join {
-    /// The job and the worker's part in it.
-    #[serde(flatten)]
-    pub job: JoinJob,
-    /// Number of workers below a rack; `None` for a worker.
-    pub below: Option<u32>,
-}
 
 /// Membership in a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

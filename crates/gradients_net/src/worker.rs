@@ -6,10 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::message::{self, Join, Joined, NAME};
+use crate::message::{self, Joined, NAME};
 use base::sync::lock;
 use base::wait::Wait;
-use gradients::{self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport};
+use gradients::{
+    self, Control, DpdkConfig, JobWorker, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport, dpdk_transport,
+};
 use replay_client::Client;
 use replay_client::dialer::Dialer;
 use replay_client::session::ExtensionSession;
@@ -23,13 +25,13 @@ const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// Every call ends by the job's deadline or [`Wait::deadline`], whichever is sooner.
 pub struct GradientWorker {
-    worker: Worker<AnyTransport>,
+    worker: Box<dyn JobWorker>,
     connection: JobConnection,
 }
 
 /// Membership in a job, for as long as the connection is open.
 pub struct JoinedJob {
-    /// The session, whose end is the membership's.
+    /// Membership ends with this session.
     pub session: ExtensionSession,
     /// UDP address of the aggregator.
     pub aggregator: SocketAddr,
@@ -37,17 +39,11 @@ pub struct JoinedJob {
     pub ticket: Ticket,
 }
 
-/// Joins a job on a server, as a worker, or as a rack with `below` workers.
+/// Joins a job on a server, as a worker or as a rack.
 ///
 /// # Errors
 /// [`NetError::Deadline`] at `until`; errors of connecting, and the server's.
-pub fn join_job(
-    dialer: &Dialer,
-    request: &JoinJob,
-    below: Option<u32>,
-    until: Instant,
-    wait: &Wait<'_>,
-) -> Result<JoinedJob> {
+pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<'_>) -> Result<JoinedJob> {
     if let StackName::Plugged(stack) = dialer.address.stack() {
         return Err(Error::config(format!(
             "{} is an address of {}, but gradients need the kernel's UDP: connect to an innet:// address of the server",
@@ -59,7 +55,7 @@ pub fn join_job(
     // The server's deadline is earlier, so that its error, which names missing racks, arrives in time.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
-    let message = message::write(&Join { job: request.clone(), below })?;
+    let message = message::write(request)?;
     let late = || {
         NetError::deadline(format!(
             "{} did not let worker {} into the gradient job {:?}",
@@ -127,7 +123,7 @@ pub(crate) fn join_worker<T: WorkerTransport>(
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
-    let job = join_job(dialer, &shortened, None, until, wait)?;
+    let job = join_job(dialer, &shortened, until, wait)?;
     let left = until.saturating_duration_since(Instant::now());
     let to = via.unwrap_or(job.aggregator);
     let worker = Worker::join(open(to)?, to, &shortened, &job.ticket, left, wait)?;
@@ -205,13 +201,18 @@ impl GradientWorker {
         dpdk: Option<&DpdkConfig>,
         wait: &Wait<'_>,
     ) -> Result<Self> {
-        // Opened before the join: a device that fails must not cost the job a member.
-        let device = dpdk.map(AnyTransport::dpdk).transpose()?;
-        let open = |to| match device {
-            Some(device) => Ok(device),
-            None => UdpTransport::to(to).map(AnyTransport::Udp),
+        let (worker, connection): (Box<dyn JobWorker>, _) = match dpdk {
+            None => {
+                let (worker, connection) = join_worker(client.dialer(), request, via, UdpTransport::to, wait)?;
+                (Box::new(worker), connection)
+            }
+            Some(dpdk) => {
+                // Opened before the join: a device that fails must not cost the job a member.
+                let device = dpdk_transport(dpdk)?;
+                let (worker, connection) = join_worker(client.dialer(), request, via, |_| Ok(device), wait)?;
+                (Box::new(worker), connection)
+            }
         };
-        let (worker, connection) = join_worker(client.dialer(), request, via, open, wait)?;
         Ok(GradientWorker { worker, connection })
     }
 

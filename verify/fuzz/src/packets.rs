@@ -110,14 +110,15 @@ pub fn aggregate(events: &[Event]) {
                         threshold: threshold.into(),
                         staleness: staleness.into(),
                     }),
+                    below: None,
                 };
-                let join = || aggregator.join(now, &request, None, None, &mut sent);
+                let join = || aggregator.join(now, &request, None);
                 let limit = limits.bytes() as u64 + (64 << 10);
                 tickets.extend(allocations::within(limit, "a join", join));
             }
             &Event::Leave(ticket) => {
                 if let Some(ticket) = tickets.get(usize::from(ticket)) {
-                    aggregator.leave(ticket.session, &mut sent);
+                    aggregator.leave(ticket.session);
                 }
             }
             Event::Datagram { session, from: port, kind, round, segment, key, body } => {

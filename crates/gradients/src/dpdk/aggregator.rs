@@ -1,138 +1,73 @@
 //! Aggregators on DPDK devices: one for each thread, with a UDP port of its own.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::{ArrayQueue, SegQueue};
+use crossbeam_queue::ArrayQueue;
 
 use super::eal::Registered;
 use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
 use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
-use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
-use crate::aggregator_transport::{AggregatorTransport, Datagrams};
+use super::{DpdkConfig, IdleBackoff, OpenDevices, cores};
 use crate::threads::{StopFlag, Threads};
-use crate::{Aggregator, AggregatorLimits, Result, Transmit};
+use crate::udp::MAX_SLEEP;
+use crate::{Aggregator, AggregatorLimits, Result, RunningAggregator};
 use base::error::OsError;
 use base::sync::lock;
 
-/// Longest sleep of an idle thread, and so its latency for the stop flag.
-const MAX_SLEEP: Duration = Duration::from_millis(100);
-
-/// The aggregator of one thread. The threads end, and their devices are closed, when the last aggregator is dropped.
-pub struct DpdkAggregator {
-    /// Dropped by the last aggregator.
-    _threads: Arc<Threads>,
-    shared: Arc<SharedCores>,
-    number: usize,
-}
-
-/// State that the threads share with each other and with callers.
-struct SharedCores {
-    cores: Vec<CoreState>,
-    /// Pool of the packets in handover queues; dropped after them.
+/// Datagrams that may wait for each core, received by other cores.
+struct Handovers {
+    queues: Vec<ArrayQueue<ReceivedDatagram>>,
+    /// Pool of the packets in the queues; dropped after them.
     _pool: Arc<PacketPool>,
 }
 
-struct CoreState {
-    address: SocketAddr,
-    aggregator: Mutex<Aggregator>,
-    /// Written with the aggregator locked.
-    frames: Mutex<FrameCounters>,
-    /// Datagrams for this core that other cores have received.
-    handed_over: ArrayQueue<ReceivedDatagram>,
-    /// Datagrams of other threads that this core is to send.
-    outgoing: SegQueue<(SocketAddr, Vec<u8>)>,
-}
-
-impl CoreState {
-    /// Valid after a panic: every change of a job is one call.
-    fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        lock(&self.aggregator)
+/// Opens the devices and starts an aggregator for each thread.
+///
+/// # Errors
+/// [`crate::Error::Config`] for a configuration, a device or a core that cannot be used.
+pub fn start_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<RunningAggregator>> {
+    let mut opened = OpenDevices::new(config)?;
+    if let [first, second] = opened.devices.as_slice() {
+        first.enable_promiscuous()?;
+        second.enable_promiscuous()?;
     }
-
-    fn frames(&self) -> MutexGuard<'_, FrameCounters> {
-        lock(&self.frames)
-    }
-}
-
-impl DpdkAggregator {
-    /// Opens the devices and starts an aggregator for each thread.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] for a configuration, a device or a core that cannot be used.
-    pub fn start_all(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Self>> {
-        let mut opened = OpenDevices::new(config)?;
-        if let [first, second] = opened.devices.as_slice() {
-            first.enable_promiscuous()?;
-            second.enable_promiscuous()?;
-        }
-        let core = |number| CoreState {
-            address: opened.interface.at(number).into(),
-            aggregator: Mutex::new(Aggregator::new(limits)),
-            frames: Mutex::default(),
-            handed_over: ArrayQueue::new(HANDOVER_QUEUE),
-            outgoing: SegQueue::new(),
+    let handovers = Arc::new(Handovers {
+        queues: (0..config.threads).map(|_| ArrayQueue::new(HANDOVER_QUEUE)).collect(),
+        _pool: opened.pool.clone(),
+    });
+    let mut threads = Threads::default();
+    let mut aggregators = Vec::new();
+    for number in 0..config.threads {
+        let aggregator = Arc::new(Mutex::new(Aggregator::new(limits)));
+        let core = Core {
+            number,
+            pinned_to: config.cores.get(number).copied(),
+            idle_sleep: config.idle_sleep,
+            aggregator: aggregator.clone(),
+            handovers: handovers.clone(),
+            receiver: FrameReceiver::new(&mut opened, number),
+            sender: FrameSender::new(&opened, number),
         };
-        let shared = Arc::new(SharedCores {
-            cores: (0..opened.interface.ports).map(core).collect(),
-            _pool: opened.pool.clone(),
-        });
-        let mut threads = Threads::default();
-        for number in 0..config.threads {
-            let core = Core {
-                number,
-                pinned_to: config.cores.get(number).copied(),
-                idle_sleep: config.idle_sleep,
-                receiver: FrameReceiver::new(&mut opened, number),
-                sender: FrameSender::new(&opened, number),
-            };
-            let shared = shared.clone();
-            threads
-                .start(format!("innet-dpdk-{number}"), move |stop| core.run(&shared, &stop))
-                .map_err(OsError::of("cannot start a thread for gradients over DPDK"))?;
-        }
-        if config.idle_sleep.is_zero() {
-            tracing::warn!(
-                threads = config.threads,
-                cores = ?config.cores,
-                "gradients over DPDK poll: each thread takes a whole core, busy or idle, unless it may sleep when idle"
-            );
-        }
-        let threads = Arc::new(threads);
-        let one = |number| DpdkAggregator { _threads: threads.clone(), shared: shared.clone(), number };
-        Ok((0..config.threads).map(one).collect())
+        threads
+            .start(format!("innet-dpdk-{number}"), move |stop| core.run(&stop))
+            .map_err(OsError::of("cannot start a thread for gradients over DPDK"))?;
+        aggregators.push(aggregator);
     }
-
-    fn core(&self) -> &CoreState {
-        &self.shared.cores[self.number]
+    if config.idle_sleep.is_zero() {
+        tracing::warn!(
+            threads = config.threads,
+            cores = ?config.cores,
+            "gradients over DPDK poll: each thread takes a whole core, busy or idle, unless it may sleep when idle"
+        );
     }
-}
-
-impl AggregatorTransport for DpdkAggregator {
-    fn address(&self) -> SocketAddr {
-        self.core().address
-    }
-
-    fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.core().aggregator()
-    }
-
-    fn send(&self, datagrams: Datagrams) {
-        for datagram in datagrams.0 {
-            self.core().outgoing.push(datagram);
-        }
-    }
-
-    fn frames(&self) -> Option<FrameCounters> {
-        let mut all = FrameCounters::default();
-        for core in &self.shared.cores {
-            // Waits for a poll in progress, which updates the counters at its end.
-            let _polled = core.aggregator();
-            all += *core.frames();
-        }
-        Some(all)
-    }
+    let threads = Arc::new(threads);
+    let running = (0..).zip(aggregators).map(|(number, aggregator)| RunningAggregator {
+        address: opened.interface.at(number).into(),
+        aggregator,
+        _threads: threads.clone(),
+    });
+    Ok(running.collect())
 }
 
 struct Core {
@@ -140,12 +75,14 @@ struct Core {
     /// Core of the machine that the thread is pinned to.
     pinned_to: Option<usize>,
     idle_sleep: Duration,
+    aggregator: Arc<Mutex<Aggregator>>,
+    handovers: Arc<Handovers>,
     receiver: FrameReceiver,
     sender: FrameSender,
 }
 
 impl Core {
-    fn run(mut self, shared: &SharedCores, stop: &StopFlag) {
+    fn run(mut self, stop: &StopFlag) {
         if let Some(core) = self.pinned_to
             && let Err(error) = cores::pin(core)
         {
@@ -156,7 +93,7 @@ impl Core {
         let mut idle = IdleBackoff::new(self.idle_sleep);
         while !stop.is_set() {
             let now = Instant::now();
-            if self.poll(shared, now, &mut deadline) {
+            if self.poll(now, &mut deadline) {
                 idle.reset();
             } else {
                 idle.wait(MAX_SLEEP);
@@ -165,33 +102,29 @@ impl Core {
     }
 
     /// Receives a burst of each device and sends the answers. `true` if anything had arrived.
-    fn poll(&mut self, shared: &SharedCores, now: Instant, deadline: &mut Instant) -> bool {
-        let Core { number, receiver, sender, .. } = self;
-        let own = &shared.cores[*number];
+    fn poll(&mut self, now: Instant, deadline: &mut Instant) -> bool {
+        let Core { number, receiver, sender, handovers, .. } = self;
+        let own = &handovers.queues[*number];
         sender.begin(now);
         let frames = receiver.fetch();
         let due = now >= *deadline;
-        let busy = frames > 0 || !own.handed_over.is_empty() || !own.outgoing.is_empty();
+        let busy = frames > 0 || !own.is_empty();
         if busy || due {
-            let mut guard = own.aggregator();
+            let mut guard = lock(&self.aggregator);
             let aggregator = &mut *guard;
             receiver.read(
                 sender,
                 |from, datagram, out| aggregator.receive(now, from, datagram, out),
                 |datagram, out| {
-                    let owner = &shared.cores[usize::from(datagram.port)];
-                    if owner.handed_over.push(datagram).is_err() {
+                    if handovers.queues[usize::from(datagram.port)].push(datagram).is_err() {
                         out.count_overrun();
                     }
                 },
             );
-            let handed_over = std::iter::from_fn(|| own.handed_over.pop());
-            for datagram in handed_over.take(BURST) {
+            for datagram in std::iter::from_fn(|| own.pop()).take(BURST) {
                 aggregator.receive(now, datagram.from(), datagram.bytes(), sender);
             }
-            while let Some((to, datagram)) = own.outgoing.pop() {
-                sender.send(to, &[], &datagram);
-            }
+            aggregator.flush(sender);
             if due {
                 *deadline = aggregator.expire(now, sender);
                 if *number == 0 {
@@ -199,7 +132,7 @@ impl Core {
                 }
             }
             sender.flush();
-            *own.frames() = sender.counters();
+            aggregator.frames = Some(sender.counters());
         }
         busy
     }

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::OpenDevices;
 use super::device::{self, Device, RxQueue, TxQueue};
 use super::neighbours::{Neighbour, Neighbours};
 use super::packets::{FreePackets, Packet, PacketPool};
-use super::{FrameCounters, OpenDevices};
-use crate::Transmit;
 use crate::ethernet::checksum::sum;
 use crate::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
+use crate::{FrameCounters, Transmit};
 
 /// Cached routes of a core. The cache is direct-mapped: each address has one entry, which others may overwrite.
 const CACHED_ROUTES: usize = 1024;

@@ -38,11 +38,10 @@ use std::thread;
 use std::time::Duration;
 use std::vec;
 
-pub use aggregator::DpdkAggregator;
+pub use aggregator::start_aggregators;
 pub use worker::DpdkTransport;
 
-pub use super::aggregator_transport::DpdkConfig;
-pub use super::counters::FrameCounters;
+pub use super::transports::DpdkConfig;
 use super::{Error, Result};
 use device::{Device, RxQueue};
 use interface::Interface;

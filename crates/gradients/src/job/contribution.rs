@@ -8,7 +8,6 @@ use super::Job;
 use crate::Transmit;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentSlot, SegmentState};
-use crate::settings::role;
 
 /// Element type of contributions of `kind`, for errors.
 fn content(kind: PacketKind) -> &'static str {
@@ -150,7 +149,7 @@ impl Job {
         length: Option<u32>,
         bytes: usize,
     ) -> String {
-        let role = role(self.settings.racks);
+        let role = self.settings.role();
         let SegmentId { round, segment } = slot.id;
         let other = slot.counted.trailing_zeros();
         let (own, others) = match (length, slot.length) {

@@ -5,7 +5,6 @@ use crate::Transmit;
 use crate::arithmetic::Arithmetic;
 use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status, is_later_control};
 use crate::segments::{SegmentId, SegmentState};
-use crate::settings::role;
 
 /// Distance from the newest round with a contribution to the first round after a reset. Contributions to the next round may be in flight,
 /// and controls of their senders name the round after that: at this distance the round number identifies datagrams from before the reset.
@@ -60,7 +59,7 @@ impl Job {
 
     /// A member's reason for a suspension, with its name. A rack's reason has the numbers of its missing workers.
     fn name_sender(&self, worker: u16, reason: Ack) -> Ack {
-        if !self.settings.racks {
+        if self.settings.below.is_none() {
             let text = format!("worker {worker} suspended the job: {}", reason.text);
             return Ack::new(Status::Halted, PacketKind::Halt).with_text(text);
         }
@@ -132,10 +131,6 @@ impl Job {
         let resumes = self.halted.is_some() && given_up + 1 >= self.floor;
         if given_up >= self.floor || resumes {
             if let Some(parent) = &self.parent {
-                if let Some(text) = &parent.refusal {
-                    let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
-                    return self.send_ack(worker, SegmentId::new(self.floor, header.segment), &refused, out);
-                }
                 // The member retries until the parent's answer has reset this job.
                 if parent.up.is_valid {
                     parent.up.send_control(PacketKind::Reset, given_up, 0, &[], out);
@@ -143,7 +138,7 @@ impl Job {
                 let waiting = Ack::new(Status::Waiting, PacketKind::Reset).with_text(parent.describe(given_up));
                 return self.reply(worker, header, waiting, out);
             }
-            let text = format!("{} {worker} reset the job", role(self.settings.racks));
+            let text = format!("{} {worker} reset the job", self.settings.role());
             self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);
         }
         let done = Ack::new(Status::Done, PacketKind::Reset);
@@ -170,7 +165,7 @@ impl Job {
             return;
         };
         let name = std::mem::take(&mut member.name);
-        let role = role(self.settings.racks);
+        let role = self.settings.role();
         let text = format!("{role} {worker} ({name}) left in the middle of round");
         *state = MemberState::Left(name);
         let open = self.open_segments();

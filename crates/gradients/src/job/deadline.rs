@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use super::{Job, Member, MemberState};
 use crate::packet::{Ack, PacketKind, Status};
 use crate::segments::{SegmentId, SegmentSlot, SegmentState};
-use crate::settings::role;
 use crate::{ParentAggregator, Transmit};
 
 /// Interval of scans while a segment is overdue behind one that is not.
@@ -88,23 +87,23 @@ impl Job {
 
     /// Bits of missing workers; 0 for missing racks, whose bits workers would read as numbers within their own rack.
     pub(super) fn worker_bits(&self, missing: u64) -> u64 {
-        match self.settings.racks {
-            true => 0,
-            false => missing,
+        match self.settings.below {
+            Some(_) => 0,
+            None => missing,
         }
     }
 
     /// Numbers and names of missing members.
     pub(super) fn describe(&self, missing: u64, now: Instant, others: &[Option<Job>]) -> String {
-        let role = role(self.settings.racks);
+        let role = self.settings.role();
         let members = self.members.iter().enumerate();
         let missing = members.filter(|(worker, _)| missing & 1 << worker != 0);
         let described = missing.map(|(worker, member)| match member {
             MemberState::NeverJoined => match self.job_instead(worker, others) {
                 None => format!("{role} {worker}, which never joined"),
-                Some(Job { name, .. }) => format!(
-                    "{role} {worker}, which never joined {:?} (one has joined {name:?}: give all the same job)",
-                    self.name
+                Some(other) => format!(
+                    "{role} {worker}, which never joined {:?} (one has joined {:?}: give all the same job)",
+                    self.settings.job, other.settings.job
                 ),
             },
             MemberState::Left(name) => format!("{role} {worker} ({name}), which left"),
@@ -121,7 +120,7 @@ impl Job {
         others.iter().flatten().find(|other| {
             let pairs = || self.members.iter().zip(&other.members);
             let both = |(own, theirs): (&MemberState, &MemberState)| own.member().and(theirs.member()).is_some();
-            let size = |job: &Job| (job.settings.workers, job.settings.racks, job.settings.world);
+            let size = |job: &Job| (job.settings.workers, job.settings.role(), job.settings.world);
             size(self) == size(other) && other.members[worker].member().is_some() && !pairs().any(both)
         })
     }
@@ -160,7 +159,7 @@ impl Job {
     }
 
     /// Suspends the job here, and sends every member the reason.
-    pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
+    pub fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
         if let Some(parent) = &mut self.parent {
             // Members that the parent waited for in this round are not those that it waits for in a reset.

@@ -44,17 +44,24 @@ impl Job {
         }
     }
 
-    pub fn receive_from_parent<T: Transmit>(&mut self, now: Instant, header: PacketHeader, body: &[u8], out: &mut T) {
+    /// Handles a datagram of the parent. Returns the reason if the job is over, for all members.
+    pub fn receive_from_parent<T: Transmit>(
+        &mut self,
+        now: Instant,
+        header: PacketHeader,
+        body: &[u8],
+        out: &mut T,
+    ) -> Option<String> {
         let Some(round) = header.round_near(self.newest) else {
             self.counters.malformed += 1;
-            return;
+            return None;
         };
         let id = SegmentId::new(round, header.segment);
         match header.kind {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents | PacketKind::Help => {
                 let Lookup::Found(index) = self.slots.find(id) else {
                     self.counters.stale += 1;
-                    return;
+                    return None;
                 };
                 let slot = self.slots.slot(index);
                 if slot.state != SegmentState::AwaitingParent {
@@ -69,9 +76,7 @@ impl Job {
                 }
             }
             PacketKind::Join => {
-                let Some(parent) = &mut self.parent else {
-                    return;
-                };
+                let parent = self.parent.as_mut()?;
                 match parent.up.take_cookie(body) {
                     true => parent.retry(now, out),
                     false => self.counters.malformed += 1,
@@ -79,11 +84,12 @@ impl Job {
             }
             PacketKind::Ack => match Ack::decode(body) {
                 Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, out),
-                Some(ack) => self.receive_parent_ack(now, ack, id, out),
+                Some(ack) => return self.receive_parent_ack(now, ack, id, out),
                 None => self.counters.malformed += 1,
             },
             _ => self.counters.malformed += 1,
         }
+        None
     }
 
     /// Suspends the job if the parent has discarded a segment whose sum is missing here: that sum would never come.
@@ -102,31 +108,14 @@ impl Job {
         self.fail(halted.with_text(text), out);
     }
 
-    pub fn is_orphan(&self) -> bool {
-        self.parent.as_ref().is_some_and(|parent| parent.lost)
-    }
-
-    /// Suspends the job for good: the connection to the parent has ended.
-    pub fn lose_parent<T: Transmit>(&mut self, out: &mut T) {
-        let Some(parent) = &mut self.parent else {
-            return;
-        };
-        parent.lost = true;
-        let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
-        parent.refusal = Some(text.to_owned());
-        self.counters.failed += 1;
-        let text = format!(
-            "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
-            parent.up.address
-        );
-        let halted = Ack::new(Status::Halted, PacketKind::Leave);
-        self.halt(halted.with_text(text), out);
-    }
-
-    fn receive_parent_ack<T: Transmit>(&mut self, now: Instant, ack: Ack, id: SegmentId, out: &mut T) {
-        let Some(parent) = &mut self.parent else {
-            return;
-        };
+    fn receive_parent_ack<T: Transmit>(
+        &mut self,
+        now: Instant,
+        ack: Ack,
+        id: SegmentId,
+        out: &mut T,
+    ) -> Option<String> {
+        let parent = self.parent.as_mut()?;
         let round = id.round;
         match (ack.status, ack.about) {
             (Status::Done, PacketKind::Join) if parent.up.is_valid => {}
@@ -139,13 +128,7 @@ impl Job {
             // Refused: the failure was from before a reset.
             (Status::Done | Status::Refused, PacketKind::Halt) => parent.acknowledge_failure(id.segment),
             // The parent has lost its own parent, or another rack has replaced this one there.
-            (Status::Refused, about) => {
-                let text = format!("above this aggregator: {}", ack.text);
-                parent.refusal = Some(text.clone());
-                if self.halted.is_none() {
-                    self.halt(Ack::new(Status::Halted, about).with_text(text), out);
-                }
-            }
+            (Status::Refused, _) => return Some(format!("above this aggregator: {}", ack.text)),
             (Status::Done, PacketKind::Reset) | (Status::Reset, _) if round > self.floor => {
                 self.reset(round, "the job was reset", out);
             }
@@ -156,6 +139,7 @@ impl Job {
             }
             _ => {}
         }
+        None
     }
 
     fn send_all_to_parent<T: Transmit>(&self, out: &mut T) {

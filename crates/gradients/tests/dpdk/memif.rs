@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use base::wait::Wait;
-use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkTransport};
-use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, Error, JoinJob, Worker};
+use gradients::dpdk::DpdkTransport;
+use gradients::{AggregatorLimits, Arithmetic, DpdkConfig, Error, JoinJob, Worker, dpdk_aggregators};
 
 use crate::setup::*;
 
@@ -32,14 +32,14 @@ fn workers_sum_over_memif() {
         let aggregator = start(&server);
         let join = |(number, client): (u16, &DpdkConfig)| {
             let request = JoinJob { arithmetic, ..request("job", number, 4) };
-            let ticket = aggregator.join(&request, None, None).unwrap();
+            let ticket = aggregator.join(&request, None).unwrap();
             work(Some(client), aggregator.address(), &request, &ticket)
         };
         sum_all((0..).zip(&clients).map(join).collect(), 4, 50_000);
-        let counters = aggregator.counters();
+        let counters = aggregator.aggregator().counters();
         assert_eq!(counters.counted, 4 * counters.sums);
         assert_eq!((counters.strangers, counters.malformed), (0, 0));
-        let frames = aggregator.frames().unwrap();
+        let frames = aggregator.aggregator().frames.unwrap();
         assert_eq!((frames.broken, frames.forwarded), (0, 0));
     }
 }
@@ -49,14 +49,14 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
     let _alone = alone();
     let (_folder, server, clients) = configs(4);
     let several = DpdkConfig { threads: 3, ..server };
-    let aggregators = DpdkAggregator::start_all(&several, AggregatorLimits::default()).unwrap();
+    let aggregators = dpdk_aggregators(&several, AggregatorLimits::default()).unwrap();
     let ports: Vec<u16> = aggregators.iter().map(|one| one.address().port()).collect();
     assert_eq!(ports, [PORT, PORT + 1, PORT + 2]);
     // A memif has one queue: the first core hands datagrams over to the others.
     let join = |(number, client): (u16, &DpdkConfig)| {
         let aggregator = &aggregators[1 + usize::from(number / 2)];
         let request = request(&format!("job-{}", number / 2), number % 2, 2);
-        let ticket = aggregator.join(&request, None, None).unwrap();
+        let ticket = aggregator.join(&request, None).unwrap();
         work(Some(client), aggregator.address(), &request, &ticket)
     };
     let mut workers: Vec<_> = (0..).zip(&clients).map(join).collect();
@@ -65,14 +65,14 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
         scope.spawn(|| sum_all(workers, 3, 30_000));
         scope.spawn(|| sum_all(others, 3, 30_000));
     });
-    let counters: Vec<_> = aggregators.iter().map(|one| one.counters()).collect();
+    let counters: Vec<_> = aggregators.iter().map(|one| one.aggregator().counters()).collect();
     assert_eq!(counters[0].received, 0);
     for of_one in &counters[1..] {
         assert!(of_one.sums > 0);
         assert_eq!(of_one.counted, 2 * of_one.sums);
         assert_eq!(of_one.strangers, 0);
     }
-    assert_eq!(aggregators[0].frames().unwrap().overrun, 0);
+    assert_eq!(aggregators[0].aggregator().frames.unwrap().overrun, 0);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_worker_that_is_gone_is_named() {
     let (_folder, server, clients) = configs(2);
     let aggregator = start(&server);
     let soon = |number| JoinJob { deadline: Duration::from_millis(500), ..request("job", number, 2) };
-    let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None, None).unwrap());
+    let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None).unwrap());
     let at = aggregator.address();
     let mut worker = work(Some(&clients[0]), at, &soon(0), &tickets[0]);
     let other = work(Some(&clients[1]), at, &soon(1), &tickets[1]);
@@ -97,7 +97,7 @@ fn a_missing_aggregator_is_an_error_at_the_deadline() {
     let (_folder, server, clients) = configs(1);
     let aggregator = start(&server);
     let request = request("job", 0, 1);
-    let ticket = aggregator.join(&request, None, None).unwrap();
+    let ticket = aggregator.join(&request, None).unwrap();
     let nobody = "10.8.0.99:7711".parse().unwrap();
     let soon = Duration::from_millis(50);
     let device = DpdkTransport::open(&clients[0]).unwrap();

@@ -1,12 +1,12 @@
 //! Invalid configurations are refused, with advice.
 
-use gradients::AggregatorLimits;
-use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkTransport};
+use gradients::dpdk::DpdkTransport;
+use gradients::{AggregatorLimits, DpdkConfig, dpdk_aggregators};
 
 use crate::setup::*;
 
 fn refusal(config: &DpdkConfig) -> String {
-    let refused = DpdkAggregator::start_all(config, AggregatorLimits::default());
+    let refused = dpdk_aggregators(config, AggregatorLimits::default());
     refused.err().expect("it is refused").to_string()
 }
 

@@ -10,8 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::wait::Wait;
-use gradients::dpdk::{DpdkAggregator, DpdkConfig};
-use gradients::{AggregatorLimits, AnyTransport, Arithmetic, JoinJob, Ticket, UdpTransport, Worker};
+use gradients::{
+    AggregatorLimits, Arithmetic, DpdkConfig, JobWorker, JoinJob, RunningAggregator, Ticket, UdpTransport, Worker,
+    dpdk_aggregators, dpdk_transport,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -46,8 +48,8 @@ pub fn config(address: &str, devices: &[String]) -> DpdkConfig {
     }
 }
 
-pub fn start(config: &DpdkConfig) -> DpdkAggregator {
-    let mut all = DpdkAggregator::start_all(config, AggregatorLimits::default()).unwrap();
+pub fn start(config: &DpdkConfig) -> RunningAggregator {
+    let mut all = dpdk_aggregators(config, AggregatorLimits::default()).unwrap();
     all.remove(0)
 }
 
@@ -62,16 +64,17 @@ pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {
         segment_values: 360,
         deadline: LONG,
         asynchronous: None,
+        below: None,
     }
 }
 
 /// A worker of an aggregator at `at`, on UDP or on the device of `dpdk`.
-pub fn work(dpdk: Option<&DpdkConfig>, at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Worker<AnyTransport> {
-    let transport = match dpdk {
-        None => UdpTransport::to(at).map(AnyTransport::Udp),
-        Some(dpdk) => AnyTransport::dpdk(dpdk),
-    };
-    Worker::join(transport.unwrap(), at, request, ticket, LONG, &Wait::forever()).unwrap()
+pub fn work(dpdk: Option<&DpdkConfig>, at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Box<dyn JobWorker> {
+    let wait = Wait::forever();
+    match dpdk {
+        None => Box::new(Worker::join(UdpTransport::to(at).unwrap(), at, request, ticket, LONG, &wait).unwrap()),
+        Some(dpdk) => Box::new(Worker::join(dpdk_transport(dpdk).unwrap(), at, request, ticket, LONG, &wait).unwrap()),
+    }
 }
 
 /// Vectors of whole numbers, whose sums are exact in float32, in every order.
@@ -81,7 +84,7 @@ fn vector(worker: usize, length: usize, round: u64) -> Vec<f32> {
 }
 
 /// Sums several rounds, each worker on a thread of its own, and checks the sums.
-pub fn sum_all(workers: Vec<Worker<AnyTransport>>, rounds: u64, length: usize) {
+pub fn sum_all(workers: Vec<Box<dyn JobWorker>>, rounds: u64, length: usize) {
     let count = workers.len();
     thread::scope(|scope| {
         for (number, mut worker) in workers.into_iter().enumerate() {

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use base::wait::Wait;
-use gradients::AggregatorTransport;
 use gradients::ethernet::{Arp, BROADCAST, HeaderTemplate, MAX_FRAME};
 use gradients::packet::{PacketHeader, PacketKind};
 use rand::rngs::StdRng;
@@ -74,7 +73,7 @@ fn a_switch_forwards_other_frames_unchanged_and_receives_its_own() {
         let aggregator = start(&config(SWITCH, &[af_packet("a1"), af_packet("b1")]));
         for (here, there) in [("a0", "b0"), ("b0", "a0")] {
             let (here, there) = (Raw::open(here), Raw::open(there));
-            let before = aggregator.counters().received;
+            let before = aggregator.aggregator().counters().received;
             for frame in others() {
                 // The first two must not come out; the third does, unchanged.
                 here.send(&datagram(SWITCH));
@@ -85,11 +84,12 @@ fn a_switch_forwards_other_frames_unchanged_and_receives_its_own() {
                 assert_eq!((&answer[..6], &answer[20..22]), (&HERE[..], &[0, 2][..]));
             }
             let sent = others().len() as u64;
-            until("the last datagram", || aggregator.counters().received - before == sent);
+            until("the last datagram", || aggregator.aggregator().counters().received - before == sent);
             // Their session is unknown.
-            assert_eq!(aggregator.counters().strangers, aggregator.counters().received);
+            let counters = aggregator.aggregator().counters();
+            assert_eq!(counters.strangers, counters.received);
         }
-        let frames = aggregator.frames().unwrap();
+        let frames = aggregator.aggregator().frames.unwrap();
         assert_eq!((frames.broken, frames.others, frames.refused), (0, 0, 0));
     });
 }
@@ -102,7 +102,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         let at = aggregator.address();
         let join = |number| {
             let request = request("job", number, 2);
-            let ticket = aggregator.join(&request, None, None).unwrap();
+            let ticket = aggregator.join(&request, None).unwrap();
             (request, ticket)
         };
         let (near, far) = (join(0), join(1));
@@ -142,9 +142,9 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
                 assert!(reader.join().unwrap() == *text, "the stream was changed");
             });
         });
-        let counters = aggregator.counters();
+        let counters = aggregator.aggregator().counters();
         assert_eq!(counters.counted, 2 * counters.sums);
         // A megabyte in frames of 1,500 bytes.
-        until("the stream", || aggregator.frames().unwrap().forwarded > 600);
+        until("the stream", || aggregator.aggregator().frames.unwrap().forwarded > 600);
     });
 }

@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 
-use gradients::dpdk::{DpdkAggregator, DpdkConfig};
 use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME};
 use gradients::packet::{PacketHeader, PacketKind};
-use gradients::{AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, UdpAggregator};
+use gradients::{AggregatorLimits, DpdkConfig, JoinJob, ParentAggregator, dpdk_aggregators, udp_aggregators};
 
 use crate::setup::*;
 
@@ -27,11 +26,12 @@ fn udp_workers_sum_at_a_dpdk_aggregator() {
         let aggregator = start(&dpdk());
         let join = |number| {
             let request = request("job", number, 3);
-            let ticket = aggregator.join(&request, None, None).unwrap();
+            let ticket = aggregator.join(&request, None).unwrap();
             work(None, aggregator.address(), &request, &ticket)
         };
         sum_all((0..3).map(join).collect(), 3, 40_000);
-        let (counters, frames) = (aggregator.counters(), aggregator.frames().unwrap());
+        let aggregator = aggregator.aggregator();
+        let (counters, frames) = (aggregator.counters(), aggregator.frames.unwrap());
         assert_eq!(counters.counted, 3 * counters.sums);
         assert_eq!((counters.malformed, frames.broken, frames.forwarded), (0, 0, 0));
     });
@@ -42,8 +42,8 @@ fn a_dpdk_worker_and_a_udp_worker_sum_at_a_udp_aggregator() {
     with_veth(&["a"], || {
         address();
         let at: SocketAddr = format!("{KERNEL}:{PORT}").parse().unwrap();
-        let aggregator = UdpAggregator::start(at, AggregatorLimits::default()).unwrap();
-        let tickets = [0, 1].map(|number| aggregator.join(&request("job", number, 2), None, None).unwrap());
+        let aggregator = udp_aggregators(at, 1, AggregatorLimits::default()).unwrap().remove(0);
+        let tickets = [0, 1].map(|number| aggregator.join(&request("job", number, 2), None).unwrap());
         let workers = vec![
             work(None, at, &request("job", 0, 2), &tickets[0]),
             work(Some(&dpdk()), at, &request("job", 1, 2), &tickets[1]),
@@ -57,26 +57,27 @@ fn a_dpdk_aggregator_sums_with_a_udp_parent() {
     with_veth(&["a"], || {
         address();
         let at: SocketAddr = format!("{KERNEL}:{PORT}").parse().unwrap();
-        let parent = UdpAggregator::start(at, AggregatorLimits::default()).unwrap();
+        let parent = udp_aggregators(at, 1, AggregatorLimits::default()).unwrap().remove(0);
         // Datagrams of the parent arrive at the first core, and are for a job on the third.
         let three = DpdkConfig { threads: 3, ..dpdk() };
-        let children = DpdkAggregator::start_all(&three, AggregatorLimits::default()).unwrap();
+        let children = dpdk_aggregators(&three, AggregatorLimits::default()).unwrap();
         let child = &children[2];
         let of_three = |number| JoinJob { world: 3, ..request("job", number, 2) };
-        let up = parent.join(&of_three(0), Some(2), None).unwrap();
+        let up = parent.join(&JoinJob { below: Some(2), ..of_three(0) }, None).unwrap();
         let mut upstream = Some(ParentAggregator::new(at, &up, 2));
         let mut join = |number| {
             let request = of_three(number);
-            let ticket = child.join(&request, None, upstream.take()).unwrap();
+            let ticket = child.join(&request, upstream.take()).unwrap();
             work(None, child.address(), &request, &ticket)
         };
         let mut workers: Vec<_> = (0..2).map(&mut join).collect();
         // The third worker joins the parent itself, as a rack of one.
-        let own = of_three(1);
-        let ticket = parent.join(&own, Some(1), None).unwrap();
+        let own = JoinJob { below: Some(1), ..of_three(1) };
+        let ticket = parent.join(&own, None).unwrap();
         workers.push(work(None, at, &own, &ticket));
         sum_all(workers, 3, 20_000);
-        assert_eq!(parent.counters().counted, 2 * parent.counters().sums);
+        let counters = parent.aggregator().counters();
+        assert_eq!(counters.counted, 2 * counters.sums);
     });
 }
 
@@ -90,9 +91,9 @@ fn an_unknown_neighbour_is_requested_by_arp() {
         let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
         shell(&format!("ip neighbour replace {DPDK} lladdr {} dev a0 nud permanent", mac.join(":"))).unwrap();
         let request = request("job", 0, 1);
-        let ticket = aggregator.join(&request, None, None).unwrap();
+        let ticket = aggregator.join(&request, None).unwrap();
         sum_all(vec![work(None, aggregator.address(), &request, &ticket)], 1, 1000);
-        assert!(aggregator.frames().unwrap().unresolved > 0);
+        assert!(aggregator.aggregator().frames.unwrap().unresolved > 0);
     });
 }
 
@@ -136,9 +137,9 @@ fn damaged_frames_are_dropped_and_counted() {
         damaged.iter().for_each(|&at| raw.send(&broken(at)));
         raw.send(&good[..50]);
         raw.send(good);
-        until("the last frame", || aggregator.counters().received > 0);
-        let counters = aggregator.counters();
+        until("the last frame", || aggregator.aggregator().counters().received > 0);
+        let counters = aggregator.aggregator().counters();
         assert_eq!((counters.received, counters.strangers), (1, 1));
-        until("the count", || aggregator.frames().unwrap().broken == damaged.len() as u64 + 1);
+        until("the count", || aggregator.aggregator().frames.unwrap().broken == damaged.len() as u64 + 1);
     });
 }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::network::{Faults, Network, address, request};
+use crate::network::{Borrowed, Faults, Network, address, request};
 
 /// Gradients of one worker, so few that float32 has a base-4 digit for each gradient of three workers.
 const GRADIENTS: usize = 4;
@@ -121,7 +121,7 @@ fn pass_and_pull(network: &mut Network, trainers: &mut [Trainer], time: Duration
 }
 
 fn pass(network: &mut Network, trainers: &mut [Trainer], time: Duration) {
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
+    let updates = trainers.iter_mut().map(|t| (t.at, Borrowed(&mut t.session)));
     network.run_for(&mut updates.collect::<Vec<_>>(), time);
 }
 
@@ -280,7 +280,7 @@ fn a_worker_finds_the_sums_of_s_plus_one_rounds() {
             assert_eq!(trainers[1].means, trainers[0].means);
             continue;
         }
-        let behind = network.drive(vec![(second.at, &mut second.session)]).remove(0);
+        let behind = network.drive(vec![(second.at, Borrowed(&mut second.session))]).remove(0);
         assert!(matches!(behind, Err(Error::Behind { round: 1 })), "{behind:?}");
         // It pulls the weights of the third update, and continues with the fourth.
         second.session.restart(3, network.wire.now);
@@ -343,7 +343,7 @@ fn a_round_with_too_few_contributions_names_the_missing_workers() {
     let mut trainers: Vec<Trainer> = (0..2).map(|w| join(&mut network, w)).collect();
     assert!(trainers[0].offer(1.0));
     let began = network.wire.now;
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
+    let updates = trainers.iter_mut().map(|t| (t.at, Borrowed(&mut t.session)));
     for result in network.drive(updates.collect()) {
         let Err(Error::Missing { workers, reason }) = result else {
             panic!("{result:?}");
@@ -361,7 +361,7 @@ fn a_worker_without_gradients_notices_a_silent_aggregator() {
     pass(&mut network, &mut trainers, Duration::from_secs(60));
     network.wire.dead.insert(network.aggregators[0].0);
     let began = network.wire.now;
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
+    let updates = trainers.iter_mut().map(|t| (t.at, Borrowed(&mut t.session)));
     for result in network.drive(updates.collect()) {
         assert!(matches!(result, Err(Error::Silent { .. })), "{result:?}");
     }
@@ -391,7 +391,7 @@ fn weights_of_an_earlier_job_are_refused_at_once() {
         let mut trainers = join_all(&mut network, 2, 2, 3, u64::MAX);
         trainers[0].session.restart(ahead, network.wire.now);
         let at = trainers[0].at;
-        let result = network.drive(vec![(at, &mut trainers[0].session)]);
+        let result = network.drive(vec![(at, Borrowed(&mut trainers[0].session))]);
         let Some(Err(Error::Refused(reason))) = result.first() else {
             panic!("{ahead}: {result:?}");
         };
@@ -407,7 +407,7 @@ fn weights_of_an_earlier_job_are_refused_at_once() {
 fn a_worker_without_gradients_that_is_replaced_is_told() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut older = Trainer::join(&mut network, &asynchronous(0, 2, 2, 1), 3);
-    let mut running = vec![(older.at, &mut older.session)];
+    let mut running = vec![(older.at, Borrowed(&mut older.session))];
     network.run_for(&mut running, Duration::from_millis(100));
     network.join(0, &asynchronous(0, 2, 2, 1)).unwrap();
     let told = network.drive(running).remove(0).unwrap_err();

@@ -240,8 +240,7 @@ fn a_member_that_is_replaced_is_told() {
             );
         }
         // The newer one is a member, also when the connection of the older one ends.
-        let (at, aggregator) = &mut network.aggregators[0];
-        aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+        network.leave(0, ticket.session);
         assert_eq!(network.aggregators[0].1.status().next().unwrap().joined, 1);
         let sent = network.wire.sent;
         inject(&mut network, 0, &PacketHeader::new(PacketKind::Help, ticket.session, 1, 0).encode());

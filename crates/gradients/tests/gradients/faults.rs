@@ -59,8 +59,7 @@ fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
     let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(9));
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(4));
-    let (at, aggregator) = &mut network.aggregators[0];
-    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    network.leave(0, ticket.session);
     let result = network.drive(rounds).remove(0);
     let error = result.unwrap_err().to_string();
     assert!(error.contains("worker 1 (host-1) left in the middle of round 1"), "{error}");
@@ -211,8 +210,7 @@ fn a_worker_that_left_between_two_sums_fails_the_next_at_once() {
         result.unwrap();
     }
     first = both.remove(0);
-    let (at, aggregator) = &mut network.aggregators[0];
-    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    network.leave(0, ticket.session);
     let begun = network.wire.now;
     let failed = network.sum_at(0, &mut first, &mut [1.0; 9]);
     let Err(Error::Missing { workers, reason }) = failed else {

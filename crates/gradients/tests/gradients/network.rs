@@ -84,6 +84,29 @@ impl Wire {
     }
 }
 
+/// An exchange that continues after the network has run it.
+pub struct Borrowed<'a, E>(pub &'a mut E);
+
+impl<E: Exchange> Exchange for Borrowed<'_, E> {
+    type Output = E::Output;
+
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
+        self.0.receive(now, from, datagram, out);
+    }
+
+    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>> {
+        self.0.poll(now, out)
+    }
+
+    fn next_wake(&self) -> Instant {
+        self.0.next_wake()
+    }
+
+    fn waits_for(&self, now: Instant) -> String {
+        self.0.waits_for(now)
+    }
+}
+
 /// Aggregators on a wire.
 pub struct Network {
     pub wire: Wire,
@@ -109,6 +132,7 @@ pub fn request(worker: u16, workers: u16) -> JoinJob {
         segment_values: 7,
         deadline: Duration::from_secs(2),
         asynchronous: None,
+        below: None,
     }
 }
 
@@ -188,9 +212,15 @@ impl Network {
         upstream: Option<ParentAggregator>,
     ) -> Result<(SocketAddr, Ticket)> {
         let (at, aggregator) = &mut self.aggregators[aggregator];
-        let mut port = Port(&mut self.wire, *at);
-        let now = port.0.now;
-        Ok((*at, aggregator.join(now, request, None, upstream, &mut port)?))
+        let ticket = aggregator.join(self.wire.now, request, upstream)?;
+        aggregator.flush(&mut Port(&mut self.wire, *at));
+        Ok((*at, ticket))
+    }
+
+    pub fn leave(&mut self, aggregator: usize, session: u32) {
+        let (at, aggregator) = &mut self.aggregators[aggregator];
+        aggregator.leave(session);
+        aggregator.flush(&mut Port(&mut self.wire, *at));
     }
 
     /// Joins a rack with `below` workers.
@@ -201,11 +231,7 @@ impl Network {
         below: u32,
         upstream: Option<ParentAggregator>,
     ) -> Result<(SocketAddr, Ticket)> {
-        let (at, aggregator) = &mut self.aggregators[aggregator];
-        let mut port = Port(&mut self.wire, *at);
-        let now = port.0.now;
-        let ticket = aggregator.join(now, request, Some(below), upstream, &mut port)?;
-        Ok((*at, ticket))
+        self.ticket(aggregator, &JoinJob { below: Some(below), ..request.clone() }, upstream)
     }
 
     /// Joins all workers of a job at the first aggregator.
@@ -270,7 +296,7 @@ impl Network {
                 break;
             };
             self.wire.now = self.wire.now.max(next);
-            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(e)));
+            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(Borrowed(e))));
             self.step(&mut running.collect::<Vec<_>>());
         }
         self.wire.now = until;

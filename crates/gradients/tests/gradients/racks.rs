@@ -72,8 +72,7 @@ fn a_rack_that_restarts_is_counted_anew() {
     network.rack_ticket(0, &first, 1, None).unwrap();
     let (_, ticket) = network.rack_ticket(0, &second, 3, None).unwrap();
     assert!(network.rack_ticket(0, &first, 2, None).is_err());
-    let (at, aggregator) = &mut network.aggregators[0];
-    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    network.leave(0, ticket.session);
     network.rack_ticket(0, &first, 2, None).unwrap();
     network.rack_ticket(0, &second, 2, None).unwrap();
 }

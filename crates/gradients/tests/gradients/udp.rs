@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{
-    AggregatorLimits, AggregatorTransport, Arithmetic, Asynchronous, AsynchronousWorker, Control, Error, JoinJob,
-    ParentAggregator, Result, Ticket, UdpAggregator, UdpTransport, Worker,
+    AggregatorLimits, Arithmetic, Asynchronous, AsynchronousWorker, Control, Error, JobWorker, JoinJob,
+    ParentAggregator, Result, RunningAggregator, Ticket, UdpTransport, Worker, udp_aggregators,
 };
 
 use crate::network::{as_f32, exact, request, whole_numbers};
@@ -16,9 +16,9 @@ use crate::network::{as_f32, exact, request, whole_numbers};
 /// Deadline that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(60);
 
-fn start() -> UdpAggregator {
+fn start() -> RunningAggregator {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    UdpAggregator::start(address, AggregatorLimits::default()).unwrap()
+    udp_aggregators(address, 1, AggregatorLimits::default()).unwrap().remove(0)
 }
 
 fn full(request: JoinJob) -> JoinJob {
@@ -31,8 +31,8 @@ fn work(at: SocketAddr, request: &JoinJob, ticket: &Ticket, deadline: Duration, 
     Worker::join(UdpTransport::to(at)?, at, request, ticket, deadline, wait)
 }
 
-fn join(aggregator: &UdpAggregator, request: &JoinJob) -> UdpWorker {
-    let ticket = aggregator.join(request, None, None).unwrap();
+fn join(aggregator: &RunningAggregator, request: &JoinJob) -> UdpWorker {
+    let ticket = aggregator.join(request, None).unwrap();
     let at = aggregator.address();
     work(at, request, &ticket, LONG, &Wait::forever()).unwrap()
 }
@@ -64,7 +64,7 @@ fn workers_sum_over_udp() {
             join(&aggregator, &request)
         };
         sum_all((0..4).map(join).collect(), 4, 50_000);
-        let counters = aggregator.counters();
+        let counters = aggregator.aggregator().counters();
         assert_eq!(counters.counted, 4 * counters.sums);
         assert_eq!((counters.strangers, counters.malformed), (0, 0));
     }
@@ -78,11 +78,11 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
     for rack in 0..2 {
         let child = start();
         let of_four = |number| JoinJob { world: 4, ..full(request(number, 2)) };
-        let up = parent.join(&of_four(rack), Some(2), None).unwrap();
+        let up = parent.join(&JoinJob { below: Some(2), ..of_four(rack) }, None).unwrap();
         let mut upstream = Some(ParentAggregator::new(parent.address(), &up, 2));
         for number in 0..2 {
             let request = of_four(number);
-            let ticket = child.join(&request, None, upstream.take()).unwrap();
+            let ticket = child.join(&request, upstream.take()).unwrap();
             let at = child.address();
             let worker = work(at, &request, &ticket, LONG, &Wait::forever());
             workers.push(worker.unwrap());
@@ -90,23 +90,24 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
         children.push(child);
     }
     sum_all(workers, 3, 20_000);
-    assert_eq!(parent.counters().counted, 2 * parent.counters().sums);
+    let counters = parent.aggregator().counters();
+    assert_eq!(counters.counted, 2 * counters.sums);
 }
 
 #[test]
 fn a_worker_whose_connection_ends_fails_the_others_at_once() {
     let aggregator = start();
     let mut worker = join(&aggregator, &full(request(0, 2)));
-    let gone = aggregator.join(&full(request(1, 2)), None, None).unwrap();
+    let gone = aggregator.join(&full(request(1, 2)), None).unwrap();
     thread::scope(|scope| {
         let sum = scope.spawn(|| worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever()));
         // Until it waits for the other one.
         let late = Instant::now() + LONG;
-        while aggregator.counters().counted == 0 {
+        while aggregator.aggregator().counters().counted == 0 {
             assert!(Instant::now() < late, "no contribution in time");
             thread::yield_now();
         }
-        aggregator.leave(gone.session);
+        aggregator.aggregator().leave(gone.session);
         let error = sum.join().unwrap().unwrap_err();
         let Error::Missing { workers, reason } = error else {
             panic!("{error:?}");
@@ -145,7 +146,7 @@ fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let aggregator = start();
     let request = full(request(0, 1));
-    let ticket = aggregator.join(&request, None, None).unwrap();
+    let ticket = aggregator.join(&request, None).unwrap();
     let at = silent.local_addr().unwrap();
     let short = Duration::from_millis(30);
     let nobody = work(at, &request, &ticket, short, &Wait::forever());
@@ -210,6 +211,6 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
     assert_eq!(taken.lock().unwrap().len() as u64, UPDATES);
     let counts = workers.iter().map(AsynchronousWorker::contributions);
     assert!(counts.map(|counts| counts.counted).sum::<u64>() > 0);
-    let counters = aggregator.counters();
+    let counters = aggregator.aggregator().counters();
     assert_eq!((counters.strangers, counters.malformed, counters.failed), (0, 0, 0));
 }

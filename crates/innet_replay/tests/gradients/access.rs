@@ -135,7 +135,7 @@ fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connecti
 fn join_alone(serving: &Serving) -> JoinedJob {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
-    join_job(&dialer, &request(0, 1), None, until, &Wait::forever()).unwrap()
+    join_job(&dialer, &request(0, 1), until, &Wait::forever()).unwrap()
 }
 
 /// A UDP socket that sends datagrams of a session.

@@ -110,7 +110,7 @@ fn the_end_of_a_server_is_not_blamed_on_a_worker() {
 
 #[test]
 fn one_connection_is_for_one_worker() {
-    use gradients_net::message::{Join, write};
+    use gradients_net::message::write;
     use gradients_net::worker::join_job;
     use replay_client::ConnectOptions;
     use replay_client::dialer::Dialer;
@@ -120,10 +120,9 @@ fn one_connection_is_for_one_worker() {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     let wait = Wait::until(Some(until));
-    let mut joined = join_job(&dialer, &request(0, 2), None, until, &wait).unwrap();
-    let second = Join { job: request(1, 2), below: None };
+    let mut joined = join_job(&dialer, &request(0, 2), until, &wait).unwrap();
     let late = || Error::Interrupted;
-    let second = write(&second).unwrap();
+    let second = write(&request(1, 2)).unwrap();
     for broken in [&b"{}"[..], b"[[[", b"\xff"] {
         let error = joined.session.call(&Bytes::from_static(broken), until, until, &wait, late);
         let error = error.err().unwrap().to_string();

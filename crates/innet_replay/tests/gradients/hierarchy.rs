@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::wait::Wait;
 use gradients::{self, Arithmetic, Control, JoinJob};
 use gradients_net::error::Error;
-use gradients_net::message::{Join, write};
+use gradients_net::message::write;
 use gradients_net::{GradientWorker, NAME};
 use replay_client::ConnectOptions;
 use replay_client::dialer::Dialer;
@@ -250,7 +250,7 @@ fn ask_once(serving: &Serving, job: JoinJob) -> ExtensionSession {
     let mut session = ExtensionSession::open(&dialer, NAME, until, &Wait::forever()).unwrap();
     // As workers pass it.
     let job = JoinJob { deadline: job.deadline * 3 / 4, ..job };
-    let message = write(&Join { job, below: None }).unwrap();
+    let message = write(&job).unwrap();
     let late = || NetError::Interrupted;
     let ended = session.call(&message, Instant::now(), until, &Wait::forever(), late);
     assert_eq!(ended.unwrap_err().code(), ErrorCode::Deadline);

@@ -122,6 +122,7 @@ pub fn request(worker: u16, workers: u16) -> JoinJob {
         segment_values: 360,
         deadline: LONG,
         asynchronous: None,
+        below: None,
     }
 }
 

@@ -70,6 +70,7 @@ impl PyReplay {
             segment_values,
             deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
+            below: None,
         };
         PyGradientWorker::join(py, &client, namespace.as_ref(), &request, via, station.as_deref())
     }
@@ -111,6 +112,7 @@ impl PyReplay {
             segment_values,
             deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: Some(Asynchronous { values, threshold, staleness }),
+            below: None,
         };
         PyGradientUpdates::join(py, &client, namespace.as_ref(), &request, updates)
     }
