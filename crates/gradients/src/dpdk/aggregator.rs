@@ -127,9 +127,6 @@ impl Core {
             aggregator.flush(sender);
             if due {
                 *deadline = aggregator.expire(now, sender);
-                if *number == 0 {
-                    sender.refresh_neighbours();
-                }
             }
             sender.flush();
             aggregator.frames = Some(sender.counters());

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::OpenDevices;
 use super::device::{self, Device, RxQueue, TxQueue};
@@ -15,6 +15,8 @@ use crate::{FrameCounters, Transmit};
 
 /// Cached routes of a core. The cache is direct-mapped: each address has one entry, which others may overwrite.
 const CACHED_ROUTES: usize = 1024;
+/// Age at which the cache is cleared, so that moved neighbours are noticed.
+const ROUTES_FOR: Duration = Duration::from_millis(100);
 
 /// An IPv4 interface on one or more devices, which are its ports.
 pub struct Interface {
@@ -170,8 +172,8 @@ pub struct FrameSender {
     queues: Vec<TxQueue>,
     free_packets: FreePackets,
     routes: Vec<Option<CachedRoute>>,
-    /// Version of the ARP table at which the routes were cached.
-    version: u64,
+    /// Time at which the routes are cleared.
+    next_clear: Instant,
     now: Instant,
     counters: FrameCounters,
 }
@@ -182,12 +184,12 @@ impl FrameSender {
         let interface = opened.interface.clone();
         let queue = |device: &Arc<Device>| TxQueue::new(device.clone(), core);
         FrameSender {
-            version: interface.neighbours.version(),
             from: interface.at(core as u16),
             interface,
             queues: opened.devices.iter().map(queue).collect(),
             free_packets: FreePackets::new(opened.pool.clone()),
             routes: (0..CACHED_ROUTES).map(|_| None).collect(),
+            next_clear: Instant::now(),
             now: Instant::now(),
             counters: FrameCounters::default(),
         }
@@ -203,13 +205,12 @@ impl FrameSender {
         }
     }
 
-    /// Begins a poll at `now`: clears the route cache if the ARP table has changed.
+    /// Begins a poll at `now`.
     pub fn begin(&mut self, now: Instant) {
         self.now = now;
-        let version = self.interface.neighbours.version();
-        if version != self.version {
+        if now >= self.next_clear {
             self.routes.fill_with(|| None);
-            self.version = version;
+            self.next_clear = now + ROUTES_FOR;
         }
     }
 
@@ -220,13 +221,6 @@ impl FrameSender {
     /// Counts a datagram for another core whose handover queue was full.
     pub fn count_overrun(&mut self) {
         self.counters.overrun += 1;
-    }
-
-    /// Removes expired ARP entries and sends requests for stale ones. Called regularly by an aggregator's first core, and by a worker.
-    pub fn refresh_neighbours(&mut self) {
-        for ip in self.interface.neighbours.expire(self.now) {
-            self.request_arp(ip);
-        }
     }
 
     fn forward(&mut self, device: usize, packet: Packet) {
@@ -265,18 +259,13 @@ impl FrameSender {
     /// The route to an address; `None` without one, or while ARP has not answered.
     fn route(&mut self, to: SocketAddrV4) -> Option<CachedRoute> {
         let hop = self.interface.next_hop(*to.ip())?;
-        match self.interface.neighbours.find(hop, self.now) {
-            Ok(Neighbour { mac, device }) => {
-                let from = (self.from, self.queues.get(device)?.device().mac());
-                Some(CachedRoute { to, device, headers: HeaderTemplate::new(from, (to, mac)) })
-            }
-            Err(ask) => {
-                if ask {
-                    self.request_arp(hop);
-                }
-                None
-            }
+        let (neighbour, ask) = self.interface.neighbours.find(hop, self.now);
+        if ask {
+            self.request_arp(hop);
         }
+        let Neighbour { mac, device } = neighbour?;
+        let from = (self.from, self.queues.get(device)?.device().mac());
+        Some(CachedRoute { to, device, headers: HeaderTemplate::new(from, (to, mac)) })
     }
 
     /// Sends a datagram of two parts; `body_sum` is the [`sum`] of `body`, so that a loop over receivers computes it once.

@@ -3,26 +3,25 @@
 //! | after | action |
 //! | --- | --- |
 //! | 10 ms | an unanswered request is repeated, if the address is still needed |
-//! | 30 s | a resolved entry is refreshed by a request |
-//! | 300 s | an entry without an answer is removed |
+//! | 30 s | a resolved entry that is in use is refreshed by a request |
+//! | 300 s | an entry without an answer is no longer used |
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::ethernet::{Arp, Mac};
 use base::sync::lock;
 
-/// Most entries: more than an aggregator has workers, few enough that forged requests cannot exhaust memory. In a full table a new entry
-/// replaces one that was never sent to, so that forged senders cannot lock out real ones.
+/// Most entries: more than an aggregator has workers, few enough that forged requests cannot exhaust memory. A full table is cleared:
+/// addresses in use are resolved again.
 const MAX_ENTRIES: usize = 4096;
 /// Time between two requests for an unknown address.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 /// Age from which an entry is refreshed.
 const STALE: Duration = Duration::from_secs(30);
-/// Age at which an entry is removed.
+/// Age from which an entry is not used.
 const EXPIRED: Duration = Duration::from_secs(300);
 
 /// A host on one of the networks of the interface.
@@ -34,13 +33,12 @@ pub struct Neighbour {
 }
 
 /// An entry, without a neighbour until a reply arrives.
+#[derive(Default)]
 struct ArpEntry {
-    neighbour: Option<Neighbour>,
-    last_heard: Instant,
+    /// The neighbour, and the arrival of its last ARP frame.
+    heard: Option<(Neighbour, Instant)>,
     /// Last request, if there was no reply since.
     asked: Option<Instant>,
-    /// Whether it was ever looked up, to send a frame.
-    used: bool,
 }
 
 /// The ARP table, shared by all cores.
@@ -48,114 +46,47 @@ struct ArpEntry {
 pub struct Neighbours {
     /// A panic leaves it whole: each change is one insertion or removal.
     table: Mutex<HashMap<Ipv4Addr, ArpEntry>>,
-    version: AtomicU64,
 }
 
 impl Neighbours {
-    /// A number that rises with every change, for caches of neighbours.
-    pub fn version(&self) -> u64 {
-        // Acquire pairs with the addition in `changed`: a reader of the new number finds the new entry under the lock.
-        self.version.load(Ordering::Acquire)
-    }
-
-    fn changed(&self) {
-        // Release pairs with the load in `version`.
-        self.version.fetch_add(1, Ordering::Release);
-    }
-
     /// Learns the sender of an ARP frame. A new sender is added if it asks for `here`, as it is about to send something; otherwise only
     /// known entries are updated (RFC 826).
     pub fn learn(&self, arp: &Arp, here: Ipv4Addr, device: usize, now: Instant) {
         let (ip, mac) = arp.from;
-        let neighbour = Some(Neighbour { mac, device });
         let is_group = mac[0] & 1 == 1;
         if is_group || ip == here || ip.is_unspecified() {
             return;
         }
         let mut table = lock(&self.table);
-        let Some(entry) = table.get_mut(&ip) else {
-            // Routes are cached for known neighbours alone: a new one makes none wrong.
-            if arp.to.0 == here && make_room(&mut table) {
-                table.insert(ip, ArpEntry::new(neighbour, now, None));
-            }
-            return;
+        if arp.to.0 == here || table.contains_key(&ip) {
+            *entry(&mut table, ip) = ArpEntry { heard: Some((Neighbour { mac, device }, now)), asked: None };
+        }
+    }
+
+    /// The neighbour with an address, if it is known, and whether to send a request now.
+    pub fn find(&self, ip: Ipv4Addr, now: Instant) -> (Option<Neighbour>, bool) {
+        let mut table = lock(&self.table);
+        let entry = entry(&mut table, ip);
+        let heard = entry.heard.map(|(neighbour, at)| (neighbour, now.saturating_duration_since(at)));
+        let (neighbour, interval) = match heard {
+            Some((neighbour, age)) if age < STALE => return (Some(neighbour), false),
+            Some((neighbour, age)) if age < EXPIRED => (Some(neighbour), STALE),
+            _ => (None, ASK_EVERY),
         };
-        entry.last_heard = now;
-        entry.asked = None;
-        if entry.neighbour != neighbour {
-            entry.neighbour = neighbour;
-            drop(table);
-            self.changed();
-        }
-    }
-
-    /// The neighbour with an address. `Err` says whether to send a request now.
-    pub fn find(&self, ip: Ipv4Addr, now: Instant) -> Result<Neighbour, bool> {
-        let mut table = lock(&self.table);
-        if let Some(entry) = table.get_mut(&ip) {
-            entry.used = true;
-            return match entry.neighbour {
-                Some(neighbour) => Ok(neighbour),
-                None => Err(entry.ask_after(ASK_EVERY, now)),
-            };
-        }
-        if make_room(&mut table) {
-            let mut entry = ArpEntry::new(None, now, Some(now));
-            entry.used = true;
-            table.insert(ip, entry);
-        }
-        Err(true)
-    }
-
-    /// Removes expired entries. Returns the addresses of stale ones, to send a request for each.
-    pub fn expire(&self, now: Instant) -> Vec<Ipv4Addr> {
-        let mut table = lock(&self.table);
-        let before = table.len();
-        let age = |entry: &ArpEntry| now.saturating_duration_since(entry.last_heard);
-        table.retain(|_, entry| age(entry) < EXPIRED);
-        let any_expired = table.len() < before;
-        let mut stale = Vec::new();
-        for (ip, entry) in table.iter_mut() {
-            // Unresolved addresses are requested on demand.
-            if entry.neighbour.is_some() && age(entry) >= STALE && entry.ask_after(STALE, now) {
-                stale.push(*ip);
-            }
-        }
-        drop(table);
-        if any_expired {
-            self.changed();
-        }
-        stale
-    }
-}
-
-/// Makes room for an entry: a full table evicts the unused entry that was silent longest. `false` if all are in use.
-fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
-    if table.len() < MAX_ENTRIES {
-        return true;
-    }
-    let unused = table.iter().filter(|(_, entry)| !entry.used);
-    let oldest = unused.min_by_key(|(_, entry)| entry.last_heard);
-    let Some(oldest) = oldest.map(|(ip, _)| *ip) else {
-        return false;
-    };
-    table.remove(&oldest);
-    true
-}
-
-impl ArpEntry {
-    fn new(neighbour: Option<Neighbour>, now: Instant, asked: Option<Instant>) -> Self {
-        ArpEntry { neighbour, last_heard: now, asked, used: false }
-    }
-
-    /// Whether a request is due, `time` after the last one; notes a due request as sent.
-    fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
-        let due = self.asked.is_none_or(|asked| now >= asked + time);
+        let due = entry.asked.is_none_or(|asked| now >= asked + interval);
         if due {
-            self.asked = Some(now);
+            entry.asked = Some(now);
         }
-        due
+        (neighbour, due)
     }
+}
+
+/// The entry of an address, new if it has none.
+fn entry(table: &mut HashMap<Ipv4Addr, ArpEntry>, ip: Ipv4Addr) -> &mut ArpEntry {
+    if table.len() == MAX_ENTRIES && !table.contains_key(&ip) {
+        table.clear();
+    }
+    table.entry(ip).or_default()
 }
 
 #[cfg(test)]
@@ -177,37 +108,30 @@ mod tests {
         let now = Instant::now();
         let worker = Ipv4Addr::new(10, 8, 0, 1);
         neighbours.learn(&request(worker, ONE, OTHER), HERE, 0, now);
-        assert_eq!(neighbours.version(), 0, "the request was for another host");
+        assert!(lock(&neighbours.table).is_empty(), "the request was for another host");
         neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
-        assert_eq!(neighbours.find(worker, now), Ok(Neighbour { mac: ONE, device: 0 }));
-        let version = neighbours.version();
-        neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
-        assert_eq!(neighbours.version(), version, "nothing has changed");
+        assert_eq!(neighbours.find(worker, now), (Some(Neighbour { mac: ONE, device: 0 }), false));
         // A gratuitous announcement after a move.
         neighbours.learn(&request(worker, TWO, worker), HERE, 1, now);
-        assert_ne!(neighbours.version(), version);
-        assert_eq!(neighbours.find(worker, now), Ok(Neighbour { mac: TWO, device: 1 }));
+        assert_eq!(neighbours.find(worker, now), (Some(Neighbour { mac: TWO, device: 1 }), false));
     }
 
     #[test]
     fn unknown_addresses_are_asked_for_at_intervals_and_silent_ones_expire() {
         let neighbours = Neighbours::default();
         let mut now = Instant::now();
-        assert_eq!(neighbours.find(OTHER, now), Err(true));
-        assert_eq!(neighbours.find(OTHER, now), Err(false));
+        assert_eq!(neighbours.find(OTHER, now), (None, true));
+        assert_eq!(neighbours.find(OTHER, now), (None, false));
         now += ASK_EVERY;
-        assert_eq!(neighbours.find(OTHER, now), Err(true));
+        assert_eq!(neighbours.find(OTHER, now), (None, true));
         neighbours.learn(&request(OTHER, ONE, HERE), HERE, 0, now);
-        assert!(neighbours.expire(now).is_empty());
+        let known = Some(Neighbour { mac: ONE, device: 0 });
+        assert_eq!(neighbours.find(OTHER, now), (known, false));
         now += STALE;
-        assert_eq!(neighbours.expire(now), [OTHER]);
-        assert!(neighbours.expire(now).is_empty());
-        assert!(neighbours.find(OTHER, now).is_ok());
+        assert_eq!(neighbours.find(OTHER, now), (known, true));
+        assert_eq!(neighbours.find(OTHER, now), (known, false));
         now += EXPIRED;
-        let version = neighbours.version();
-        assert!(neighbours.expire(now).is_empty());
-        assert_ne!(neighbours.version(), version);
-        assert_eq!(neighbours.find(OTHER, now), Err(true));
+        assert_eq!(neighbours.find(OTHER, now), (None, true));
     }
 
     #[test]
@@ -218,29 +142,20 @@ mod tests {
         neighbours.learn(&request(OTHER, group, HERE), HERE, 0, now);
         neighbours.learn(&request(HERE, ONE, HERE), HERE, 0, now);
         neighbours.learn(&request(Ipv4Addr::UNSPECIFIED, ONE, HERE), HERE, 0, now);
-        assert_eq!(neighbours.version(), 0);
-        for i in 0..2 * MAX_ENTRIES as u32 {
-            let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
-            neighbours.learn(&request(ip, ONE, HERE), HERE, 0, now);
-        }
-        assert_eq!(lock(&neighbours.table).len(), MAX_ENTRIES);
+        assert!(lock(&neighbours.table).is_empty());
     }
 
     #[test]
-    fn invented_senders_lock_out_no_worker() {
+    fn invented_senders_neither_exhaust_memory_nor_lock_a_worker_out() {
         let neighbours = Neighbours::default();
-        let mut now = Instant::now();
-        let worker = Ipv4Addr::new(10, 8, 0, 1);
-        neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
-        assert!(neighbours.find(worker, now).is_ok());
-        for i in 0..2 * MAX_ENTRIES as u32 {
-            now += Duration::from_micros(1);
+        let now = Instant::now();
+        for i in 0..2 * MAX_ENTRIES as u32 + 9 {
             let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
             neighbours.learn(&request(ip, TWO, HERE), HERE, 0, now);
+            assert!(lock(&neighbours.table).len() <= MAX_ENTRIES);
         }
-        assert!(neighbours.find(worker, now).is_ok(), "it is in use");
+        assert_eq!(neighbours.find(OTHER, now), (None, true));
         neighbours.learn(&request(OTHER, ONE, HERE), HERE, 0, now);
-        assert!(neighbours.find(OTHER, now).is_ok(), "it is new");
-        assert_eq!(lock(&neighbours.table).len(), MAX_ENTRIES);
+        assert_eq!(neighbours.find(OTHER, now), (Some(Neighbour { mac: ONE, device: 0 }), false));
     }
 }

@@ -62,7 +62,6 @@ impl WorkerTransport for DpdkTransport {
             }
             if now >= self.next_reconnect {
                 self.receiver.reconnect_memifs();
-                self.sender.refresh_neighbours();
                 self.next_reconnect = now + RECONNECT_EVERY;
             }
             idle.wait(until - now);
