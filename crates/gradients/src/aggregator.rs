@@ -18,8 +18,8 @@ use base::random::random;
 /// Number of the first round. Not 0, because a job's newest round starts one below it.
 const FIRST_ROUND: u64 = 1;
 
-/// Shortest and longest time between two calls of [`Aggregator::expire`].
-const EXPIRY_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+/// Interval of calls of [`Aggregator::expire`].
+pub const EXPIRE_EVERY: Duration = Duration::from_millis(20);
 
 /// Limits of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -420,8 +420,9 @@ impl Aggregator {
         out.send(from, &header.encode(), &cookie);
     }
 
-    /// Fails segments that are overdue at `now`, and forgets idle jobs. Returns the time of the next call, in 1 to 100 ms.
-    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Instant {
+    /// Fails segments that are overdue at `now`, sends again what parents have not answered, and forgets idle jobs: to be called every
+    /// [`EXPIRE_EVERY`].
+    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         for index in 0..self.jobs.len() {
             let Some(mut job) = self.jobs[index].take() else {
                 continue;
@@ -434,17 +435,5 @@ impl Aggregator {
             }
         }
         self.flush(out);
-        let [soonest, latest] = EXPIRY_INTERVAL.map(|interval| now + interval);
-        let next = self.next_deadline().unwrap_or(latest);
-        next.clamp(soonest, latest)
-    }
-
-    /// Earliest deadline, retry or idle timeout, for [`Aggregator::expire`].
-    pub fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = self.jobs.iter().flatten().flat_map(|job| {
-            let idle = job.last_heard + self.limits.idle;
-            [Some(idle), job.next_deadline()]
-        });
-        deadlines.flatten().min()
     }
 }

@@ -8,7 +8,7 @@ use super::arithmetic;
 use super::flights::MAX_QUERIES;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
 use super::worker::{Exchange, Message, WorkerSession, failure_of};
-use super::{Contributions, Error, JoinJob, Result, Transmit};
+use super::{Asynchronous, Contributions, Error, Result, Transmit};
 
 /// Interval of probes: queries for sums that may be lost although the worker has no contribution to them in flight.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
@@ -82,32 +82,26 @@ impl SegmentProgress {
 }
 
 impl AsynchronousSession {
-    /// Session of a worker that joined an asynchronous job with `request`. Its weights include update `index`, and it contributes to rounds
+    /// Session of a worker, by its number, that joined a job with these settings. It has the weights of update 0, and contributes to rounds
     /// up to `last`. Fails if the aggregator does not answer within `deadline`.
-    ///
-    /// # Panics
-    /// For a request of a synchronous job.
     pub fn new(
         session: WorkerSession,
-        request: &JoinJob,
-        index: u64,
+        number: u16,
+        settings: Asynchronous,
         last: u64,
         deadline: Duration,
         now: Instant,
     ) -> Self {
-        let Some(settings) = request.asynchronous else {
-            panic!("{} is a synchronous job", request.job);
-        };
         let values = settings.values as usize;
-        let segments = settings.segments(request.segment_values) as usize;
+        let segments = values.div_ceil(session.segment_values);
         let mean = || PendingMean { mean: vec![0.0; values], missing: segments };
         AsynchronousSession {
-            number: request.worker,
+            number,
             staleness: settings.staleness.into(),
             last,
-            index,
+            index: 0,
             means: (0..=settings.staleness).map(|_| mean()).collect(),
-            segments: vec![SegmentProgress::after(index); segments],
+            segments: vec![SegmentProgress::after(0); segments],
             gradient: Gradient { values: vec![0.0; values], index: 0, unresolved: 0, dropped: false },
             unsent: VecDeque::new(),
             contributions: Contributions::default(),
@@ -143,15 +137,28 @@ impl AsynchronousSession {
         self.failure.as_ref()
     }
 
+    fn check_length(&self, length: usize) -> Result<()> {
+        let values = self.gradient.values.len();
+        if length == values {
+            return Ok(());
+        }
+        Err(Error::Config(format!("{length} values, but the job's gradients have {values}")))
+    }
+
     /// Contributes a gradient of the weights of update `index`; `false` while the worker is busy with the previous one.
     ///
-    /// # Panics
-    /// For a gradient of another length than the job's, or an index beyond the last update taken.
-    pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
-        assert_eq!(gradient.len(), self.gradient.values.len(), "the gradient has another length");
-        assert!(index <= self.index, "the gradient is of weights to come");
+    /// # Errors
+    /// [`Error::Config`] for a gradient of another length, or an index beyond the last update taken.
+    pub fn offer(&mut self, gradient: &[f32], index: u64) -> Result<bool> {
+        self.check_length(gradient.len())?;
+        if index > self.index {
+            return Err(Error::Config(format!(
+                "index {index} is no update taken so far: the last one is {}",
+                self.index
+            )));
+        }
         if self.is_busy() {
-            return false;
+            return Ok(false);
         }
         self.gradient.values.copy_from_slice(gradient);
         self.gradient.index = index;
@@ -166,7 +173,7 @@ impl AsynchronousSession {
                 self.unsent.push_back(number);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Notes that a segment of the gradient is counted or dropped.
@@ -181,16 +188,20 @@ impl AsynchronousSession {
     }
 
     /// Copies the mean of the next update and returns that update's number; `None` while segments of it are missing.
-    pub fn take(&mut self, into: &mut [f32]) -> Option<u64> {
+    ///
+    /// # Errors
+    /// The job's failure, once the means that arrived before it are taken; [`Error::Config`] for a slice of another length.
+    pub fn take(&mut self, into: &mut [f32]) -> Result<Option<u64>> {
+        self.check_length(into.len())?;
         if !self.has_mean() {
-            return None;
+            return self.failure.clone().map_or(Ok(None), Err);
         }
-        let mut first = self.means.pop_front()?;
+        let first = &mut self.means[0];
         into.copy_from_slice(&first.mean);
         first.missing = self.segments.len();
-        self.means.push_back(first);
+        self.means.rotate_left(1);
         self.index += 1;
-        Some(self.index)
+        Ok(Some(self.index))
     }
 
     /// Continues from the weights of update `index`. A gradient in progress is dropped.

@@ -1,7 +1,7 @@
 //! An asynchronous worker on UDP. Its thread receives means and sends gradients while the owner computes.
 
 use std::net::UdpSocket;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::threads::{StopFlag, Threads};
 use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
-use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
+use super::{Asynchronous, AsynchronousSession, Result};
 use base::allocation;
 use base::error::OsError;
 use base::sync::lock;
@@ -22,13 +22,10 @@ const MAX_SLEEP: Duration = Duration::from_millis(20);
 /// A worker of an asynchronous job. Dropped, its thread ends.
 pub struct AsynchronousWorker {
     shared: Arc<SessionThread>,
-    /// Values of a gradient.
-    values: usize,
     _threads: Threads,
 }
 
 struct SessionThread {
-    /// Valid after a panic: only checks of arguments panic, before any change.
     session: Mutex<AsynchronousSession>,
     /// Signalled on a new mean, on free space for a gradient, and on failure.
     changed: Condvar,
@@ -36,29 +33,22 @@ struct SessionThread {
 }
 
 impl AsynchronousWorker {
-    /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
+    /// Continues a `worker`, by its number, that joined a job with these settings: see [`AsynchronousSession::new`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the thread cannot be started, [`Error::OutOfMemory`].
+    /// [`Error::Io`](super::Error::Io) if the thread cannot be started, [`Error::OutOfMemory`](super::Error::OutOfMemory).
     pub fn start(
         worker: Worker<UdpTransport>,
-        request: &JoinJob,
-        index: u64,
+        number: u16,
+        settings: Asynchronous,
         last: u64,
         deadline: Duration,
     ) -> Result<Self> {
-        let Some(settings) = request.asynchronous else {
-            return Err(Error::Config(format!(
-                "the gradient job {:?} is synchronous: join it with a staleness bound",
-                request.job
-            )));
-        };
         // The gradient, and a mean for each update within the bound.
         let vectors = u64::from(settings.staleness) + 2;
         allocation::check("an asynchronous gradient worker", vectors * 4 * u64::from(settings.values))?;
         let (session, transport) = worker.into_parts();
-        let now = Instant::now();
-        let session = AsynchronousSession::new(session, request, index, last, deadline, now);
+        let session = AsynchronousSession::new(session, number, settings, last, deadline, Instant::now());
         let shared = Arc::new(SessionThread {
             session: Mutex::new(session),
             changed: Condvar::new(),
@@ -69,31 +59,24 @@ impl AsynchronousWorker {
         threads
             .start("innet-updates", move |stop| run(&session, transport, &stop))
             .map_err(OsError::of("cannot start a thread for gradients"))?;
-        Ok(AsynchronousWorker { shared, values: settings.values as usize, _threads: threads })
+        Ok(AsynchronousWorker { shared, _threads: threads })
     }
 
-    fn check_length(&self, length: usize) -> Result<()> {
-        if length == self.values {
-            return Ok(());
-        }
-        Err(Error::Config(format!("{length} values, but the job's gradients have {}", self.values)))
+    /// The session, locked: its thread sends and receives meanwhile nothing.
+    pub fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
+        lock(&self.shared.session)
     }
 
-    /// See [`AsynchronousSession::offer`].
+    /// [`AsynchronousSession::offer`], and sends the segments that may leave now, without waiting for the thread.
     ///
     /// # Errors
-    /// [`Error::Config`] for a gradient of another length, or an index beyond the last update taken.
+    /// Errors of that call.
     pub fn offer(&self, gradient: &[f32], index: u64) -> Result<bool> {
-        self.check_length(gradient.len())?;
         let mut out = UdpSender::new(self.shared.socket.clone());
-        let mut session = lock(&self.shared.session);
-        let newest = session.index();
-        if index > newest {
-            return Err(Error::Config(format!("index {index} is no update taken so far: the last one is {newest}")));
-        }
-        let taken = session.offer(gradient, index);
+        let mut session = self.session();
+        let taken = session.offer(gradient, index)?;
         if taken {
-            // Sends the segments that may leave now, without waiting for the thread, which also reports failures.
+            // The thread reports a failure.
             let _ = session.poll(Instant::now(), &mut out);
         }
         drop(session);
@@ -101,30 +84,17 @@ impl AsynchronousWorker {
         Ok(taken)
     }
 
-    /// See [`AsynchronousSession::take`].
-    ///
-    /// # Errors
-    /// The job's failure, once the means that arrived before it are taken; [`Error::Config`] for a slice of another length.
-    pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
-        self.check_length(into.len())?;
-        let mut session = lock(&self.shared.session);
-        match session.take(into) {
-            None => session.failure().map_or(Ok(None), |f| Err(f.clone())),
-            taken => Ok(taken),
-        }
-    }
-
     /// Waits up to `time` for a mean to take or, with `for_gradient`, for space for a gradient. `false` if the time passed before.
     ///
     /// # Errors
-    /// The job's failure, or [`Error::Interrupted`].
+    /// The job's failure, or [`Error::Interrupted`](super::Error::Interrupted).
     pub fn wait(&self, for_gradient: bool, time: Duration, wait: &Wait<'_>) -> Result<bool> {
         let end = Instant::now() + time;
         let mut slices = wait.slices(Some(end));
         loop {
             let now = Instant::now();
             let wake = slices.next_wake(now)?;
-            let session = lock(&self.shared.session);
+            let session = self.session();
             if session.has_mean() || (for_gradient && !session.is_busy()) {
                 return Ok(true);
             }
@@ -136,24 +106,9 @@ impl AsynchronousWorker {
             }
             let changed = &self.shared.changed;
             drop(changed.wait_timeout(session, wake.saturating_duration_since(now)));
-            let reason = || lock(&self.shared.session).waits_for(now);
+            let reason = || self.session().waits_for(now);
             wait.report(now, Wait::REPORT_AFTER, reason);
         }
-    }
-
-    /// See [`AsynchronousSession::restart`].
-    pub fn restart(&self, index: u64) {
-        lock(&self.shared.session).restart(index, Instant::now());
-    }
-
-    /// See [`AsynchronousSession::index`].
-    pub fn index(&self) -> u64 {
-        lock(&self.shared.session).index()
-    }
-
-    /// See [`AsynchronousSession::contributions`].
-    pub fn contributions(&self) -> Contributions {
-        lock(&self.shared.session).contributions()
     }
 }
 

@@ -10,6 +10,7 @@ mod control;
 mod deadline;
 mod parent;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -162,12 +163,11 @@ impl Job {
         if self.settings.below.is_none() {
             return Ok(());
         }
-        let members = self.members.iter().zip(0..);
-        let others = members.filter(|&(_, number)| number != rack);
-        let mut known: Vec<(u16, u32)> =
+        let others = self.members.iter().zip(0..);
+        let mut known: BTreeMap<u16, u32> =
             others.filter_map(|(other, number)| Some((number, other.member()?.workers))).collect();
-        known.push((rack, member.workers));
-        let total: u64 = known.iter().map(|(_, workers)| u64::from(*workers)).sum();
+        known.insert(rack, member.workers);
+        let total: u64 = known.values().map(|&workers| u64::from(workers)).sum();
         // Each absent rack has at least one worker.
         let absent = self.members.len() - known.len();
         let below = u64::from(self.below);
@@ -178,7 +178,6 @@ impl Job {
         if fits {
             return Ok(());
         }
-        known.sort_unstable();
         let each = known.iter().map(|(rack, workers)| format!("rack {rack} has {workers}"));
         Err(Error::Config(format!(
             "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \

@@ -82,7 +82,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use aggregator::{Aggregator, AggregatorLimits};
+pub use aggregator::{Aggregator, AggregatorLimits, EXPIRE_EVERY};
 pub use arithmetic::Arithmetic;
 pub use asynchronous_session::AsynchronousSession;
 pub use asynchronous_worker::AsynchronousWorker;

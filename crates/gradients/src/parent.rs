@@ -42,12 +42,6 @@ impl ParentAggregator {
         }
     }
 
-    /// Time of the next retry.
-    pub(super) fn next_try(&self) -> Option<Instant> {
-        let report = self.failure.as_ref().and_then(|(.., retry)| retry.next());
-        self.up.next_try().or(report)
-    }
-
     /// Sends the message that the parent has not answered, if it is due: path validation, then a failure.
     pub(super) fn retry<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         if self.up.validate(now, out)

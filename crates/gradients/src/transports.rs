@@ -47,8 +47,8 @@ impl RunningAggregator {
         self.address
     }
 
-    /// The aggregator, locked. Its thread sends what a change causes within [`udp::MAX_SLEEP`]. Valid after a panic: every change of a job is
-    /// one call.
+    /// The aggregator, locked. Its thread sends what a change causes within [`EXPIRE_EVERY`](super::EXPIRE_EVERY). Valid after a panic: every
+    /// change of a job is one call.
     pub fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
         lock(&self.aggregator)
     }

@@ -11,12 +11,12 @@ use super::threads::{StopFlag, Threads};
 use super::transports::RunningAggregator;
 use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
-use super::{Aggregator, AggregatorLimits, Result, Transmit};
+use super::{Aggregator, AggregatorLimits, EXPIRE_EVERY, Result, Transmit};
 use base::error::OsError;
 use base::sync::lock;
 
-/// Longest sleep of an aggregator's thread, and so its latency for the stop flag and for what other threads change.
-pub const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// Delay of deadlines while datagrams wait.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// Starts an aggregator at `address`; port 0 is any free port.
 ///
@@ -36,12 +36,11 @@ pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<RunningAgg
 fn serve(aggregator: &Mutex<Aggregator>, socket: &Arc<UdpSocket>, stop: &StopFlag) {
     let mut receiver = UdpReceiver::new(socket.clone());
     let mut out = UdpSender::new(socket.clone());
-    let mut deadline = Instant::now();
+    let mut due = Instant::now();
     while !stop.is_set() {
-        let time = deadline.saturating_duration_since(Instant::now());
-        if let Err(error) = receiver.wait(time.min(MAX_SLEEP), &mut out) {
+        if let Err(error) = receiver.wait(due.saturating_duration_since(Instant::now()), &mut out) {
             tracing::warn!(%error, "cannot receive gradients");
-            thread::sleep(MAX_SLEEP);
+            thread::sleep(EXPIRE_EVERY);
             continue;
         }
         let now = Instant::now();
@@ -50,16 +49,17 @@ fn serve(aggregator: &Mutex<Aggregator>, socket: &Arc<UdpSocket>, stop: &StopFla
             aggregator.receive(now, from, datagram, &mut out);
         }
         aggregator.flush(&mut out);
-        if is_due(deadline, now, receiver.is_busy()) {
-            deadline = aggregator.expire(now, &mut out);
+        if is_due(due, now, receiver.is_busy()) {
+            aggregator.expire(now, &mut out);
+            due = now + EXPIRE_EVERY;
         }
     }
 }
 
-/// Whether to fail overdue segments. While datagrams wait, the missing contributions may be among them, so they get [`MAX_SLEEP`] more, and
+/// Whether to fail overdue segments. While datagrams wait, the missing contributions may be among them, so they get [`GRACE`] more, and
 /// no longer: a flood of datagrams must not keep a job from failing.
 fn is_due(deadline: Instant, now: Instant, is_busy: bool) -> bool {
-    let grace = if is_busy { MAX_SLEEP } else { Duration::ZERO };
+    let grace = if is_busy { GRACE } else { Duration::ZERO };
     now >= deadline + grace
 }
 

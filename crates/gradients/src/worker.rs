@@ -263,13 +263,13 @@ impl Exchange for ControlCall<'_> {
             return Some(Ok(()));
         }
         if now >= self.deadline {
-            let waited_ms = now.saturating_duration_since(self.started).as_millis();
             return Some(Err(match self.waiting_on.as_str() {
-                "" => Error::Silent { address: self.session.up.address, waited_ms },
+                "" => self.session.silent(now, self.started),
                 whom => Error::Missing {
                     workers: Vec::new(),
                     reason: format!(
-                        "the reset waited {waited_ms} ms for {whom}: check that it runs and that its datagrams reach the servers below it"
+                        "the reset waited {} ms for {whom}: check that it runs and that its datagrams reach the servers below it",
+                        now.saturating_duration_since(self.started).as_millis()
                     ),
                 },
             }));

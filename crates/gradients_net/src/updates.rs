@@ -20,14 +20,14 @@ impl GradientUpdates {
     /// # Errors
     /// Errors of [`GradientWorker::join`](crate::GradientWorker::join).
     pub fn join(client: &Client, request: &JoinJob, last: u64, wait: &Wait<'_>) -> Result<Self> {
-        if request.asynchronous.is_none() {
+        let Some(settings) = request.asynchronous else {
             return Err(Error::config(format!(
                 "the gradient job {:?} is synchronous: take part in it with join_gradients",
                 request.job
             )));
-        }
+        };
         let (worker, connection) = join_worker(client.dialer(), request, None, UdpTransport::to, wait)?;
-        let worker = AsynchronousWorker::start(worker, request, 0, last, request.deadline)?;
+        let worker = AsynchronousWorker::start(worker, request.worker, settings, last, request.deadline)?;
         Ok(GradientUpdates { worker, connection })
     }
 

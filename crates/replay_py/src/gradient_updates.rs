@@ -46,7 +46,7 @@ impl PyGradientUpdates {
 }
 
 attributes! { PyGradientUpdates as "GradientUpdates", |updates, py|
-    index: PyResult<u64> = updates.updates.call(py, None, |updates, _| Ok(updates.worker.index()));
+    index: PyResult<u64> = updates.updates.call(py, None, |updates, _| Ok(updates.worker.session().index()));
 }
 
 context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
@@ -71,7 +71,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        self.updates.call_until(py, None, |updates, _| updates.worker.take(mean).map_err(Error::from))
+        self.updates.call_until(py, None, |updates, _| updates.worker.session().take(mean).map_err(Error::from))
     }
 
     #[doc = stub_doc!("GradientUpdates.wait")]
@@ -85,7 +85,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.restart")]
     fn restart(&self, py: Python<'_>, #[pyo3(from_py_with = integer::index)] index: u64) -> PyResult<()> {
         self.updates.call(py, None, |updates, _| {
-            updates.worker.restart(index);
+            updates.worker.session().restart(index, Instant::now());
             Ok(())
         })
     }
@@ -93,7 +93,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.contributions")]
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let _call = Call::begin(py);
-        let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.contributions()))?;
+        let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.session().contributions()))?;
         let counts = [
             ("offered", counted.offered),
             ("counted", counted.counted),

@@ -10,8 +10,7 @@ use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
 use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::{DpdkConfig, IdleBackoff, OpenDevices, cores};
 use crate::threads::{StopFlag, Threads};
-use crate::udp::MAX_SLEEP;
-use crate::{Aggregator, AggregatorLimits, Result, RunningAggregator};
+use crate::{Aggregator, AggregatorLimits, EXPIRE_EVERY, Result, RunningAggregator};
 use base::error::OsError;
 use base::sync::lock;
 
@@ -89,27 +88,26 @@ impl Core {
             tracing::warn!(%error, core, "cannot pin a thread of gradients over DPDK");
         }
         let _registered = Registered::new();
-        let mut deadline = Instant::now();
+        let mut due = Instant::now();
         let mut idle = IdleBackoff::new(self.idle_sleep);
         while !stop.is_set() {
             let now = Instant::now();
-            if self.poll(now, &mut deadline) {
+            if self.poll(now, &mut due) {
                 idle.reset();
             } else {
-                idle.wait(MAX_SLEEP);
+                idle.wait(EXPIRE_EVERY);
             }
         }
     }
 
-    /// Receives a burst of each device and sends the answers. `true` if anything had arrived.
-    fn poll(&mut self, now: Instant, deadline: &mut Instant) -> bool {
+    /// Receives a burst of each device and sends the answers; at the time `due`, deadlines are checked. `true` if anything had arrived.
+    fn poll(&mut self, now: Instant, due: &mut Instant) -> bool {
         let Core { number, receiver, sender, handovers, .. } = self;
         let own = &handovers.queues[*number];
         sender.begin(now);
         let frames = receiver.fetch();
-        let due = now >= *deadline;
         let busy = frames > 0 || !own.is_empty();
-        if busy || due {
+        if busy || now >= *due {
             let mut guard = lock(&self.aggregator);
             let aggregator = &mut *guard;
             receiver.read(
@@ -125,8 +123,9 @@ impl Core {
                 aggregator.receive(now, datagram.from(), datagram.bytes(), sender);
             }
             aggregator.flush(sender);
-            if due {
-                *deadline = aggregator.expire(now, sender);
+            if now >= *due {
+                aggregator.expire(now, sender);
+                *due = now + EXPIRE_EVERY;
             }
             sender.flush();
             aggregator.frames = Some(sender.counters());

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::OpenDevices;
 use super::device::{self, Device, RxQueue, TxQueue};
 use super::neighbours::{Neighbour, Neighbours};
 use super::packets::{FreePackets, Packet, PacketPool};
+use super::{DpdkConfig, OpenDevices};
 use crate::ethernet::checksum::sum;
 use crate::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
 use crate::{FrameCounters, Transmit};
@@ -20,25 +20,21 @@ const ROUTES_FOR: Duration = Duration::from_millis(100);
 
 /// An IPv4 interface on one or more devices, which are its ports.
 pub struct Interface {
-    /// Its address, and the first of its UDP ports.
-    pub address: SocketAddrV4,
-    /// Number of its UDP ports.
-    pub ports: u16,
-    pub prefix: u8,
-    pub gateway: Option<Ipv4Addr>,
+    pub config: DpdkConfig,
     pub neighbours: Neighbours,
 }
 
 impl Interface {
     /// Address of one of its UDP ports, numbered from 0.
     pub fn at(&self, port: u16) -> SocketAddrV4 {
-        SocketAddrV4::new(*self.address.ip(), self.address.port() + port)
+        SocketAddrV4::new(*self.config.address.ip(), self.config.address.port() + port)
     }
 
     fn next_hop(&self, to: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
-        let beyond = (to.to_bits() ^ self.address.ip().to_bits()) & mask != 0;
-        if beyond { self.gateway } else { Some(to) }
+        let DpdkConfig { address, prefix, gateway, .. } = &self.config;
+        let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
+        let beyond = (to.to_bits() ^ address.ip().to_bits()) & mask != 0;
+        if beyond { *gateway } else { Some(to) }
     }
 }
 
@@ -101,7 +97,7 @@ impl FrameReceiver {
         mut hand_over: impl FnMut(ReceivedDatagram, &mut FrameSender),
     ) {
         let is_switch = self.queues.len() == 2;
-        let (here, ports) = (self.interface.address, self.interface.ports);
+        let (here, ports) = (self.interface.config.address, self.interface.config.threads as u16);
         for (device, queue) in self.queues.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };
             out.counters.received += queue.count() as u64;
@@ -138,7 +134,8 @@ impl FrameReceiver {
         out: &mut FrameSender,
     ) {
         let frame = queue.frame(at);
-        let read = |frame| ParsedFrame::read(frame, interface.address, interface.ports);
+        let DpdkConfig { address, threads, .. } = &interface.config;
+        let read = |frame| ParsedFrame::read(frame, *address, *threads as u16);
         match frame.map_or(ParsedFrame::Other, read) {
             ParsedFrame::Arp(arp) if out.receive_arp(&arp, device) => {}
             ParsedFrame::Broken => out.counters.broken += 1,
@@ -230,7 +227,7 @@ impl FrameSender {
 
     /// Learns from an ARP frame, and answers a request. `true` if it was addressed to this interface.
     fn receive_arp(&mut self, arp: &Arp, device: usize) -> bool {
-        let here = *self.interface.address.ip();
+        let here = *self.interface.config.address.ip();
         self.interface.neighbours.learn(arp, here, device, self.now);
         let own = arp.to.0 == here && arp.from.0 != here;
         if own && arp.is_request {
@@ -244,7 +241,7 @@ impl FrameSender {
     fn request_arp(&mut self, ip: Ipv4Addr) {
         for device in 0..self.queues.len() {
             let mac = self.queues[device].device().mac();
-            let request = Arp { is_request: true, from: (*self.interface.address.ip(), mac), to: (ip, [0; 6]) };
+            let request = Arp { is_request: true, from: (*self.interface.config.address.ip(), mac), to: (ip, [0; 6]) };
             self.send_frame(device, |room| Some(request.write(room)));
         }
     }
@@ -312,13 +309,17 @@ mod tests {
     fn other_networks_are_reached_by_the_gateway() {
         let ip = |last| Ipv4Addr::new(10, 8, 1, last);
         let next_hop = |prefix, gateway| {
-            let interface = Interface {
+            let config = DpdkConfig {
+                eal: Vec::new(),
+                devices: Vec::new(),
                 address: SocketAddrV4::new(ip(2), 7711),
-                ports: 1,
                 prefix,
                 gateway,
-                neighbours: Neighbours::default(),
+                threads: 1,
+                cores: Vec::new(),
+                idle_sleep: Duration::ZERO,
             };
+            let interface = Interface { config, neighbours: Neighbours::default() };
             interface.next_hop(ip(130))
         };
         assert_eq!(next_hop(24, None), Some(ip(130)));

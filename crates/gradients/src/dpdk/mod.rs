@@ -131,13 +131,7 @@ impl OpenDevices {
         eal::start(&config.eal)?;
         let threads = config.threads;
         let pool = PacketPool::new(config.devices.len() * threads, threads)?;
-        let interface = Interface {
-            address: config.address,
-            ports: threads as u16,
-            prefix: config.prefix,
-            gateway: config.gateway,
-            neighbours: Neighbours::default(),
-        };
+        let interface = Interface { config: config.clone(), neighbours: Neighbours::default() };
         let mut opened = OpenDevices { interface: Arc::new(interface), pool, devices: Vec::new(), queues: Vec::new() };
         for arguments in &config.devices {
             // Both ends of a memif need the same number of queues, and the peer may be another program: all have one.

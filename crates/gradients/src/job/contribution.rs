@@ -152,13 +152,11 @@ impl Job {
         let role = self.settings.role();
         let SegmentId { round, segment } = slot.id;
         let other = slot.counted.trailing_zeros();
-        let (own, others) = match (length, slot.length) {
-            (Some(own), Some(others)) if own != others => (format!("{own} values"), format!("{others} values")),
-            _ => {
-                let part = |bytes, kind| format!("{bytes} bytes ({}) as segment {segment}", content(kind));
-                (part(bytes, kind), part(slot.bytes(), slot.kind))
-            }
+        let sums = |kind, length: Option<u32>, bytes| match length {
+            Some(values) => format!("{values} values ({})", content(kind)),
+            None => format!("{bytes} bytes ({}) as segment {segment}", content(kind)),
         };
+        let (own, others) = (sums(kind, length, bytes), sums(slot.kind, slot.length, slot.bytes()));
         format!(
             "{role} {worker} sums {own} in round {round}, {role} {other} {others}: all workers have to sum vectors of the same length"
         )

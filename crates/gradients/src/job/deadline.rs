@@ -13,9 +13,9 @@
 use std::time::{Duration, Instant};
 
 use super::{Job, Member, MemberState};
+use crate::Transmit;
 use crate::packet::{Ack, PacketKind, Status};
 use crate::segments::{SegmentId, SegmentSlot, SegmentState};
-use crate::{ParentAggregator, Transmit};
 
 /// Interval of scans while a segment is overdue behind one that is not.
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(100);
@@ -53,12 +53,6 @@ impl Job {
             ..Ack::new(Status::Failed, slot.kind)
         };
         self.fail(failed, out);
-    }
-
-    /// Earliest deadline or retry, for [`Job::expire`].
-    pub fn next_deadline(&self) -> Option<Instant> {
-        let retry = self.parent.as_ref().and_then(ParentAggregator::next_try);
-        retry.into_iter().chain([self.next_scan]).min()
     }
 
     /// The segment that fails the job, and its deadline. In a synchronous job this is the first segment without a sum, which all workers

@@ -83,29 +83,12 @@ impl Job {
                 }
             }
             PacketKind::Ack => match Ack::decode(body) {
-                Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, out),
                 Some(ack) => return self.receive_parent_ack(now, ack, id, out),
                 None => self.counters.malformed += 1,
             },
             _ => self.counters.malformed += 1,
         }
         None
-    }
-
-    /// Suspends the job if the parent has discarded a segment whose sum is missing here: that sum would never come.
-    fn parent_discarded<T: Transmit>(&mut self, id: SegmentId, out: &mut T) {
-        let (Lookup::Found(index), Some(parent)) = (self.slots.find(id), &self.parent) else {
-            return;
-        };
-        if self.slots.slot(index).state != SegmentState::AwaitingParent {
-            return;
-        }
-        let text = format!(
-            "the aggregator above this one, at {}, no longer keeps segment {} of round {}, of which this one has no sum",
-            parent.up.address, id.segment, id.round
-        );
-        let halted = Ack::new(Status::Halted, PacketKind::Float);
-        self.fail(halted.with_text(text), out);
     }
 
     fn receive_parent_ack<T: Transmit>(

@@ -41,7 +41,14 @@ impl Trainer {
         let now = network.wire.now;
         Trainer {
             at: address(request.worker),
-            session: AsynchronousSession::new(worker, request, 0, last, Duration::from_secs(10), now),
+            session: AsynchronousSession::new(
+                worker,
+                request.worker,
+                request.asynchronous.unwrap(),
+                last,
+                Duration::from_secs(10),
+                now,
+            ),
             means: Vec::new(),
             offered: Vec::new(),
             computing: 0,
@@ -50,14 +57,14 @@ impl Trainer {
 
     fn take_all(&mut self) {
         let mut mean = vec![0.0; LENGTH];
-        while let Some(index) = self.session.take(&mut mean) {
+        while let Ok(Some(index)) = self.session.take(&mut mean) {
             self.means.push(mean.clone());
             assert_eq!(index, self.session.index());
         }
     }
 
     fn offer(&mut self, value: f32) -> bool {
-        let taken = self.session.offer(&[value; LENGTH], self.computing);
+        let taken = self.session.offer(&[value; LENGTH], self.computing).unwrap();
         if taken {
             self.offered.push(self.computing);
             self.computing = self.session.index();

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use gradients::packet::{PacketHeader, PacketKind};
 use gradients::{
-    Aggregator, AggregatorCounters, AggregatorLimits, Arithmetic, Control, Exchange, JoinJob, ParentAggregator, Result,
-    Round, Sum, Ticket, Transmit, WorkerSession,
+    Aggregator, AggregatorCounters, AggregatorLimits, Arithmetic, Control, EXPIRE_EVERY, Exchange, JoinJob,
+    ParentAggregator, Result, Round, Sum, Ticket, Transmit, WorkerSession,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -113,6 +113,8 @@ pub struct Network {
     pub aggregators: Vec<(SocketAddr, Aggregator)>,
     /// Deadline of a sum.
     pub deadline: Duration,
+    /// Last time at which the aggregators checked deadlines.
+    expired: Instant,
     events: u64,
 }
 
@@ -185,6 +187,7 @@ impl Network {
             },
             aggregators: Vec::new(),
             deadline: Duration::from_secs(10),
+            expired: Instant::now(),
             events: 0,
         };
         network.add_aggregator(limits);
@@ -331,8 +334,7 @@ impl Network {
 
     fn next_event(&self) -> Option<Instant> {
         let arrival = self.wire.queue.peek().map(|next| next.0.0);
-        let deadlines = self.aggregators.iter().map(|(_, a)| a.next_deadline());
-        deadlines.chain([arrival]).flatten().min()
+        [Some(self.expired + EXPIRE_EVERY), arrival].into_iter().flatten().min()
     }
 
     fn step<E: Exchange>(&mut self, exchanges: &mut [(SocketAddr, Option<E>)]) {
@@ -347,6 +349,7 @@ impl Network {
                 exchange.receive(now, from, &datagram, &mut Port(&mut self.wire, *at));
             }
         }
+        self.expired = now;
         for (at, aggregator) in &mut self.aggregators {
             aggregator.expire(now, &mut Port(&mut self.wire, *at));
         }

@@ -286,22 +286,6 @@ fn receive_from_parent(network: &mut Network, session: u32, segment: u32, ack: &
 }
 
 #[test]
-fn a_sum_that_the_parent_discarded_is_an_error_at_once() {
-    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
-    let (mut worker, session) = lone_rack(&mut network);
-    let mut values = [1.0; 7];
-    let begun = network.wire.now;
-    let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(10));
-    let mut rounds = vec![(address(0), round)];
-    network.run_for(&mut rounds, Duration::from_millis(5));
-    let gone = Ack::new(Status::Gone, PacketKind::Float);
-    receive_from_parent(&mut network, session, 0, &gone);
-    let error = network.drive(rounds).remove(0).unwrap_err().to_string();
-    assert!(error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"), "{error}");
-    assert!(network.wire.now - begun < Duration::from_millis(100));
-}
-
-#[test]
 fn repeated_path_validation_has_no_effect() {
     let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let (mut worker, session) = lone_rack(&mut network);

@@ -169,13 +169,14 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
             ..full(request(number, 3))
         };
         let worker = join(&aggregator, &request);
-        AsynchronousWorker::start(worker, &request, 0, UPDATES, LONG).unwrap()
+        AsynchronousWorker::start(worker, number, request.asynchronous.unwrap(), UPDATES, LONG).unwrap()
     };
     let workers: Vec<AsynchronousWorker> = (0..3).map(join).collect();
     // Means of all updates, which every worker takes, and from which one that is too far behind continues.
     let taken: Mutex<Vec<Vec<f32>>> = Mutex::default();
     let take_all = |updates: &AsynchronousWorker, mean: &mut Vec<f32>| loop {
-        match updates.take(mean) {
+        let next = updates.session().take(mean);
+        match next {
             Ok(None) => return,
             Ok(Some(index)) => {
                 let mut taken = taken.lock().unwrap();
@@ -185,17 +186,18 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
                 }
                 assert!(taken.len() as u64 >= index);
             }
-            Err(Error::Behind { .. }) => updates.restart(taken.lock().unwrap().len() as u64),
+            Err(Error::Behind { .. }) => updates.session().restart(taken.lock().unwrap().len() as u64, Instant::now()),
             Err(failure) => panic!("{failure}"),
         }
     };
     let train = |number: usize, updates: &AsynchronousWorker| {
         let mut mean = vec![0.0; LENGTH];
-        while updates.index() < UPDATES {
-            let index = updates.index();
+        let newest = || updates.session().index();
+        while newest() < UPDATES {
+            let index = newest();
             let gradient = vec![(1 + number) as f32 + index as f32; LENGTH];
             take_all(updates, &mut mean);
-            while updates.index() < UPDATES && !updates.offer(&gradient, index).unwrap() {
+            while newest() < UPDATES && !updates.offer(&gradient, index).unwrap() {
                 // The next `take` returns a failure.
                 let _ = updates.wait(true, LONG, &Wait::forever());
                 take_all(updates, &mut mean);
@@ -209,7 +211,7 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
         }
     });
     assert_eq!(taken.lock().unwrap().len() as u64, UPDATES);
-    let counts = workers.iter().map(AsynchronousWorker::contributions);
+    let counts = workers.iter().map(|worker| worker.session().contributions());
     assert!(counts.map(|counts| counts.counted).sum::<u64>() > 0);
     let counters = aggregator.aggregator().counters();
     assert_eq!((counters.strangers, counters.malformed, counters.failed), (0, 0, 0));

@@ -19,8 +19,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use fstack_sys::fstack as ff;
-use futures_util::Stream as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::future::{FutureExt as _, LocalBoxFuture};
+use futures_util::stream::{FuturesUnordered, Stream as _};
 
 use super::readiness::{Direction, Sockets};
 
@@ -71,8 +71,8 @@ pub struct Reactor {
     events: RefCell<[ff::kevent; EVENTS]>,
     /// Readiness of the sockets.
     pub(super) sockets: RefCell<Sockets>,
-    tasks: RefCell<FuturesUnordered<CatchPanic>>,
-    spawned: RefCell<Vec<CatchPanic>>,
+    tasks: RefCell<FuturesUnordered<LocalBoxFuture<'static, ()>>>,
+    spawned: RefCell<Vec<LocalBoxFuture<'static, ()>>>,
     woken: Arc<Woken>,
     waker: Waker,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
@@ -136,9 +136,9 @@ impl Reactor {
         self.panicked.get()
     }
 
-    /// Runs `task` on this thread until it completes or the reactor ends. A panic ends only this task.
+    /// Runs `task` on this thread until it completes or the reactor ends. A panic, which the panic hook prints, ends only this task.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.spawned.borrow_mut().push(CatchPanic(Box::pin(task)));
+        self.spawned.borrow_mut().push(AssertUnwindSafe(task).catch_unwind().map(drop).boxed_local());
     }
 
     /// Starts watching a socket. F-Stack also reports data that arrived before.
@@ -335,18 +335,6 @@ unsafe fn end_loop() {
             ff::rte_eth_dev_stop(port);
         }
         ff::ff_stop_run();
-    }
-}
-
-/// A task whose panic is caught, so that one connection cannot end the others.
-struct CatchPanic(Pin<Box<dyn Future<Output = ()>>>);
-
-impl Future for CatchPanic {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // The panic hook has printed the message.
-        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
     }
 }
 
