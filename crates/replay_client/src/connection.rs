@@ -58,32 +58,10 @@ impl Connection {
         driver.drive(wait, until, late, &server, work(pipeline))
     }
 
-    /// The next reply to a channel's requests.
-    ///
-    /// # Errors
-    /// Errors of [`Self::run`]. [`Error::Disconnected`] when a frame of this client paused for longer than the server waits: the server
-    /// has closed the connection, and the channel sends its requests again over another.
-    pub fn reply(&mut self, wait: &Wait<'_>, until: Option<Instant>, late: impl FnOnce() -> Error) -> Result<Reply> {
-        let reply = self.run(wait, until, late, RequestPipeline::reply);
-        self.paused(reply)
-    }
-
     /// The next reply, if one has arrived already.
     pub fn arrived(&mut self, wait: &Wait<'_>) -> Result<Option<Reply>> {
         let late = || Error::Internal("a wait without a deadline reached one".into());
-        let reply = self.run(wait, None, late, RequestPipeline::arrived);
-        self.paused(reply)
-    }
-
-    fn paused<T>(&mut self, reply: Result<T>) -> Result<T> {
-        match reply {
-            // Replies to requests are not errors yet, so this one is about the whole connection.
-            Err(Error::RemoteDeadline { waited_for }) => Err(Error::Disconnected {
-                address: self.pipeline().server.peer().to_owned(),
-                reason: waited_for.to_string(),
-            }),
-            reply => reply,
-        }
+        self.run(wait, None, late, RequestPipeline::arrived)
     }
 
     /// Writes queued requests for at most one slice of a wait. The next call handles errors and unwritten requests.

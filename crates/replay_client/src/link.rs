@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, deadline_ms};
 use super::dialer::Dialer;
-use super::pipeline::{is_broken, is_closed};
+use super::pipeline::{RequestPipeline, is_broken, is_closed};
 use super::retry::{retry_for, while_broken};
 use base::system;
 use base::wait::Wait;
@@ -235,7 +235,7 @@ impl<R> Link<R> {
     /// index.
     ///
     /// # Errors
-    /// Errors of [`RequestPipeline::send`](super::pipeline::RequestPipeline::send), which leave the request and later ones unsent.
+    /// Errors of [`RequestPipeline::send`], which leave the request and later ones unsent.
     pub fn send<'r>(
         &'r mut self,
         most: usize,
@@ -262,7 +262,7 @@ impl<R> Link<R> {
     /// Waits for the next answer, which is the first request's where they come `in_order`.
     ///
     /// # Errors
-    /// `late` at the deadline; errors of [`Connection::reply`].
+    /// `late` at the deadline; errors of [`RequestPipeline::reply`].
     pub fn reply(&mut self, wait: &Wait<'_>, late: Error, in_order: bool) -> Result<Reply> {
         // The grace covers the server's answer at the deadline. There is none if the request's deadline is later.
         let next = if in_order { 1 } else { usize::MAX };
@@ -274,6 +274,6 @@ impl<R> Link<R> {
             false => Duration::ZERO,
         };
         let until = wait.deadline.map(|deadline| deadline + grace);
-        self.connection()?.reply(wait, until, || late)
+        self.connection()?.run(wait, until, || late, RequestPipeline::reply)
     }
 }

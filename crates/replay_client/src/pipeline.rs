@@ -316,8 +316,13 @@ async fn next_reply<R: AsyncRead + Unpin>(
             ReplyBody::Waiting(_) => {}
             // An error about the whole connection, which the server then closes.
             body if reply.id == NO_REQUEST => {
-                let (id, body) = (reply.id, answer(body)?);
-                return Ok(Reply { id, body });
+                return match answer(body) {
+                    // A frame of this client paused for longer than the server waits: the requests may go over another connection.
+                    Err(Error::RemoteDeadline { waited_for }) => {
+                        Err(Error::Disconnected { address: server.peer().to_owned(), reason: waited_for.to_string() })
+                    }
+                    body => Ok(Reply { id: NO_REQUEST, body: body? }),
+                };
             }
             _ => return Ok(reply),
         }

@@ -9,7 +9,6 @@ use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
 use super::group::{self, Group, ask_promptly, at, is_lost};
-use base::random::random_number;
 use base::sync::lock;
 use base::system;
 use base::wait::Wait;
@@ -28,24 +27,12 @@ const RECONNECT_FOR: Duration = Duration::from_millis(10);
 /// [`Error::Config`] if an address is invalid or repeated.
 pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
     let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-    let mut parts: Vec<String> = Vec::new();
-    for part in text.split(',') {
-        match parts.last_mut() {
-            // The path of a Unix socket may contain commas.
-            Some(path) if path.starts_with("unix://") && !part.contains("://") => {
-                path.push(',');
-                path.push_str(part);
-            }
-            _ => parts.push(part.trim().to_owned()),
-        }
-    }
     let mut addresses: Vec<Address> = Vec::new();
-    for (index, part) in parts.iter().enumerate() {
-        let address = match part.contains("://") || index == 0 || scheme.is_empty() {
-            true => part.parse(),
-            false => format!("{scheme}://{part}").parse(),
+    for part in text.split(',').map(str::trim) {
+        let address: Address = match part.contains("://") || scheme.is_empty() {
+            true => part.parse()?,
+            false => format!("{scheme}://{part}").parse()?,
         };
-        let address: Address = address?;
         if addresses.contains(&address) {
             return refuse(format!("{text} names {address} twice: name each server once"));
         }
@@ -109,7 +96,7 @@ impl ShardedClient {
             client.reconnect_for = RECONNECT_FOR;
             members.push(client);
         }
-        let group = Arc::new(Group::new(members, random_number(), options.reconnect_for));
+        let group = Arc::new(Group::new(members, options.reconnect_for));
         for (shard, error) in absent {
             group.leave(shard, &error);
         }

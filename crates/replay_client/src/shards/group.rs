@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use base::random::random_number;
 use base::sync::lock;
 use base::system;
 use base::wait::Wait;
@@ -46,8 +47,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 const RETRY_FOR: Duration = Duration::from_secs(5);
 
 impl Group {
-    pub fn new(clients: Vec<Client>, own: u64, reconnect_for: Duration) -> Self {
-        let own = (own % clients.len() as u64) as usize;
+    pub fn new(clients: Vec<Client>, reconnect_for: Duration) -> Self {
+        let own = (random_number() % clients.len() as u64) as usize;
         let shards = clients.into_iter().map(|client| Shard { client: Arc::new(client), away: AtomicBool::new(false) });
         Group { shards: shards.collect(), numbers: Mutex::default(), versions: Mutex::default(), own, reconnect_for }
     }

@@ -49,7 +49,7 @@ fn answering<T>(
 /// Updates over a channel to each server.
 pub struct ShardedUpdates {
     group: Arc<Group>,
-    channels: Vec<Option<Updates>>,
+    channels: Vec<Updates>,
     answered: UpdateReceipt,
     /// Number of extra copies of ids that went to several servers; each copy will be stale on some server.
     surplus: u32,
@@ -59,7 +59,7 @@ impl ShardedUpdates {
     /// Channels that connect on their first update.
     pub fn new(group: Arc<Group>) -> Self {
         ShardedUpdates {
-            channels: group.shards.iter().map(|_| None).collect(),
+            channels: group.shards.iter().map(|shard| shard.client.updates_channel()).collect(),
             group,
             answered: UpdateReceipt::default(),
             surplus: 0,
@@ -85,8 +85,8 @@ impl ShardedUpdates {
 
     /// Drops the updates that a server has not answered: their ids count as stale.
     fn abandon(&mut self, shard: usize) -> UpdateReceipt {
-        let channel = self.channels[shard].take();
-        channel.map_or_else(UpdateReceipt::default, Updates::abandon)
+        let another = self.group.shards[shard].client.updates_channel();
+        std::mem::replace(&mut self.channels[shard], another).abandon()
     }
 
     /// Waits for a server's answers.
@@ -94,10 +94,8 @@ impl ShardedUpdates {
         if self.group.is_away(shard) {
             return Ok(self.abandon(shard));
         }
-        match &mut self.channels[shard] {
-            Some(channel) => answering(channel, &self.group.shards[shard], wait, |channel, wait| channel.flush(wait)),
-            None => Ok(UpdateReceipt::default()),
-        }
+        let (channel, shard) = (&mut self.channels[shard], &self.group.shards[shard]);
+        answering(channel, shard, wait, |channel, wait| channel.flush(wait))
     }
 
     /// Adds a server's counts. Leaves a server out that does not answer; its unanswered updates count as stale.
@@ -144,9 +142,7 @@ impl UpdateChannel<Error> for ShardedUpdates {
             }
             let ids: Vec<u64> = indexes.iter().map(|&index| ids[index]).collect();
             let priorities: Vec<f64> = indexes.iter().map(|&index| priorities[index]).collect();
-            let client = &self.group.shards[shard].client;
-            let channel = self.channels[shard].get_or_insert_with(|| client.updates_channel());
-            let sent = answering(channel, &self.group.shards[shard], wait, |channel, wait| {
+            let sent = answering(&mut self.channels[shard], &self.group.shards[shard], wait, |channel, wait| {
                 channel.send(table, &ids, &priorities, wait)
             });
             self.settle(shard, sent, count)?;

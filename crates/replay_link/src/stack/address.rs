@@ -92,23 +92,18 @@ impl FromStr for Address {
         if rest.contains(',') {
             return refuse("is of several servers, where one is wanted");
         }
-        let (host, port) = match rest.strip_prefix('[') {
-            Some(rest) => match rest.split_once(']') {
-                Some((host, "")) => (host, None),
-                Some((host, port)) if port.starts_with(':') => (host, Some(&port[1..])),
-                Some(_) => return refuse("has no port after its IPv6 address"),
-                None => return refuse("has no closing bracket"),
-            },
-            None => match rest.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => return refuse("has an IPv6 address without brackets"),
-                Some((host, port)) => (host, Some(port)),
-                None => (rest, None),
-            },
+        let (host, port) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some(parts) => parts,
+            None => rest.split_at(rest.find(':').unwrap_or(rest.len())),
         };
         if host.is_empty() || host.contains(['/', '[', ']']) {
-            return refuse("has no host");
+            return refuse("has no host, or an IPv6 address without brackets");
         }
-        let Ok(port) = port.map_or(Ok(Self::DEFAULT_PORT), str::parse) else {
+        let port = match port.strip_prefix(':') {
+            None if port.is_empty() => Some(Self::DEFAULT_PORT),
+            port => port.and_then(|port| port.parse().ok()),
+        };
+        let Some(port) = port else {
             return refuse("has no port from 0 to 65535");
         };
         Ok(Address::Tcp { host: host.to_owned(), port, tls, stack })
