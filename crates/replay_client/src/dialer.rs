@@ -255,7 +255,7 @@ impl Dialer {
         }
         let stream = TcpStream::connect((host, port)).await?;
         kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
-        // None for a server that has closed the connection already, of which the handshake tells more.
+        // `None` if the server has closed the connection already: the handshake then fails with the reason.
         let peer = stream.peer_addr().ok();
         Ok((Box::new(stream), peer))
     }

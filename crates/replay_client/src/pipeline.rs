@@ -70,8 +70,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self
     }
 
-    /// Compares protocol versions, then proves knowledge of the token in both directions, the client first. Over TLS, `channel_binding` is
-    /// the session's. Returns the server's incarnation, a random number chosen at its start.
+    /// Compares protocol versions, then proves knowledge of the token in both directions, the client first. Over TLS, `channel_binding`
+    /// identifies the TLS session. Returns the server's incarnation, a random number chosen at its start.
     ///
     /// # Errors
     /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either side does not know the token.

@@ -39,8 +39,8 @@ pub struct Asked {
 }
 
 /// Number of requests in flight beyond the minimum: twice the batches received per round trip. Requests then reach the server before it is
-/// idle, and the rate can grow to the server's, the link's or the reader's, whichever is lowest. A reader that pauses has few requests in
-/// flight.
+/// idle, and the rate can grow to that of the server, the link or the learner, whichever is lowest. A learner that pauses has few
+/// requests in flight.
 #[derive(Default)]
 pub struct Pipelining {
     /// Shortest round trip so far.
@@ -95,8 +95,8 @@ impl Samples {
         }
     }
 
-    /// Error of a failed call. Within `reconnect_for` of a break, a call with a deadline gets [`Error::Deadline`], so that readers with
-    /// short deadlines wait as long for a server as readers without one.
+    /// Error of a failed call. Within `reconnect_for` of a break, a call with a deadline gets [`Error::Deadline`], so that learners with
+    /// short deadlines wait as long for a server as learners without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
         let longest = self.link.dialer.options.reconnect_for;
         let over = || self.broken_since.is_none_or(|at| system::elapsed(at) >= longest);
@@ -162,7 +162,7 @@ impl Channel for Samples {
         no_answer(&self.link.dialer.address)
     }
 
-    /// Without prefetch, leftover requests end with their connection: later they would consume items of a queue without a reader.
+    /// Without prefetch, leftover requests end with their connection: later they would consume items of a queue that nobody receives.
     fn ends_connection(&self, error: &Error) -> bool {
         let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)

@@ -1,4 +1,4 @@
-//! How the writers of a table are, by the statistics of its memory or of several servers.
+//! The state of a table's writers, from the statistics of its memory or of several servers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 pub struct WritersSeen {
     /// Time without a connected writer; `None` while one is connected.
     pub absence: Option<Duration>,
-    /// What a reader waits for.
+    /// How the writers are, for the log and the error of a sample that waits.
     pub sentence: String,
 }
 

@@ -50,7 +50,7 @@ pub enum Error {
         /// Condition that the request waited for.
         waited_for: Box<WaitReason>,
     },
-    /// A wait for writers of which none has been connected for as long as the caller allows.
+    /// A wait for writers while none has been connected for as long as the caller allows.
     #[error("{0}")]
     NoWriters(String),
     /// A signal during a wait.

@@ -63,10 +63,10 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
     merged
 }
 
-/// Statistics of which the minimum counts.
+/// Statistics that merge to their minimum.
 const SMALLEST: [&str; 2] = ["last_push_s", "without_writers_s"];
 
-/// Statistics of which the maximum counts, or that are equal on all servers. All other numbers are added up.
+/// Statistics that merge to their maximum, or are equal on all servers. All other numbers are added up.
 const LARGEST: [&str; 7] =
     ["age_s", "duration_s", "max_priority", "max_version_lag", "samples_per_insert", "uptime_s", "version"];
 
@@ -91,7 +91,7 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     }
     merged["parameters"] = newest.into();
     merged["incarnation"] = incarnation.into();
-    // Of one server alone.
+    // A memory of several servers has no identity of its own.
     merged["identity"].take();
     merged["shards"] = shards.into();
     merged

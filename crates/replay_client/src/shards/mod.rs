@@ -15,7 +15,7 @@
 //! - **Replay ratio.** Each rate limiter compares its server's inserts with the samples taken from it. A batch's samples are taken in
 //!   proportion to what the limiters admit, wherever its items come from. So no limiter blocks a batch or a writer while another could
 //!   continue, and the servers together keep to `samples_per_insert` within the sum of the slacks. A batch begins only when the limiters
-//!   admit all of it, so an abandoned call has taken nothing. While writers wait, which might never let that much accumulate, a reader
+//!   admit all of it, so an abandoned call has taken nothing. While writers wait, which might never let that much accumulate, a client
 //!   takes what there is and keeps it for its next batch.
 //! - **Writers** stay on one server.
 //! - **An absent server** is left out by each client that notices, and used again when it answers.
@@ -119,8 +119,8 @@ impl ShardedClient {
         Ok(stats.into_iter().map(|(shard, stats)| (shard, connected(stats))).collect())
     }
 
-    /// Opens a writer at the server with the fewest of the table. Of writers that start at once, those that come to a server
-    /// after its part go on to another: each learns from its server how many are there.
+    /// Opens a writer at the server with the fewest writers of the table. Writers that start at once may choose the same server: its answer has
+    /// their number, and those beyond an equal share of all writers open at another one.
     fn open_where_fewest(&self, table: &str, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
         let count = self.group.shards.len();
         // Breaks ties by the writer's number.
@@ -134,7 +134,7 @@ impl ShardedClient {
             let Some(mut pushes) = self.group.answered(shard, opened)? else { continue };
             if pushes.connected > before + 1 && moves > 0 {
                 let now = self.connected_writers(table, wait)?;
-                // Only those over the mean go on: more would crowd the other servers.
+                // More moves would crowd the other servers.
                 let writers: u64 = now.iter().map(|&(_, writers)| writers).sum();
                 if pushes.connected > writers.div_ceil(now.len() as u64) {
                     self.group.answered(shard, pushes.close(wait))?;

@@ -1,4 +1,4 @@
-//! A batch in progress: its division over the servers, the received parts, and the parts still to be requested.
+//! A batch in progress: its division over the servers, the received shares, and the items still to be requested.
 
 use std::time::Instant;
 
@@ -40,8 +40,8 @@ pub struct PartialBatch {
     arrived: Vec<(usize, Sampled)>,
 }
 
-/// Divides `count` in proportion to `weights`; each part is rounded up or down. With a new random `at` from 0 to 1 for each batch, the
-/// expected parts are exact (systematic sampling). All parts are 0 if no weight is above 0.
+/// Divides `count` in proportion to `weights`; each share is rounded up or down. With a new random `at` from 0 to 1 for each batch, the
+/// expected shares are exact (systematic sampling). All shares are 0 if no weight is above 0.
 pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     let total: f64 = weights.iter().sum();
     if total <= 0.0 {
@@ -49,18 +49,18 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     }
     let last = weights.iter().rposition(|&weight| weight > 0.0);
     let (mut sum, mut given) = (0.0, 0);
-    let part = |(index, &weight): (usize, &f64)| {
+    let share = |(index, &weight): (usize, &f64)| {
         sum += weight;
-        // The last part takes the rest, despite rounding errors of the sums.
+        // The last share is the rest, despite rounding errors of the sums.
         let up_to = match last == Some(index) {
             true => count,
             false => ((f64::from(count) * (sum / total) + at).floor() as u32).clamp(given, count),
         };
-        let part = if weight > 0.0 { up_to - given } else { 0 };
-        given += part;
-        part
+        let share = if weight > 0.0 { up_to - given } else { 0 };
+        given += share;
+        share
     };
-    weights.iter().enumerate().map(part).collect()
+    weights.iter().enumerate().map(share).collect()
 }
 
 fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
@@ -108,7 +108,7 @@ impl PartialBatch {
                 continue;
             }
             self.owed[shard] = 0;
-            // Items in flight may still arrive, and keep their part of the share.
+            // Items in flight may still arrive, and keep their fraction of the share.
             let all = f64::from(lost) + f64::from(self.requested[shard]);
             let lost_share = self.shares[shard] * f64::from(lost) / all;
             self.shares[shard] -= lost_share;
@@ -125,7 +125,7 @@ impl PartialBatch {
         std::mem::replace(&mut self.owed, none)
     }
 
-    /// Adds a received part.
+    /// Adds the items of a server.
     pub fn add(&mut self, shard: usize, sampled: Sampled) {
         if !sampled.items.is_empty() {
             self.stalled = false;

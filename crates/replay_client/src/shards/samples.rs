@@ -1,8 +1,8 @@
-//! Batches from several servers. Each server samples a part, all at the same time. The parts become one batch, whose blobs stay in the
-//! received frames.
+//! Batches from several servers. Each server samples its share, all at the same time. The shares become one batch; blobs stay in the received
+//! frames.
 //!
-//! No server delays a part: it answers with what it has, and a reader that lacks something asks again. What it has taken from the rate
-//! limiters and not delivered stays with it for its next batches (`credit`).
+//! No server delays its share: it answers with what it has, and a client that lacks something asks again. Samples that were taken from the
+//! rate limiters and not delivered stay with the client for its next batches (`credit`).
 
 mod admission;
 
@@ -42,11 +42,11 @@ pub struct ShardedSamples {
     last_batch: u64,
     /// Samples taken from the rate limiters for batches that are not delivered.
     credit: u64,
-    /// Follows the slowest server's round trip.
+    /// By the round trip to the slowest server.
     pipelining: Pipelining,
     /// Start of a time in which no server answers.
     dark_since: Option<Instant>,
-    /// The servers' error, once the iterator's table was dropped. A later table of that name is a different one.
+    /// Error of the servers, once the table was dropped. A later table of that name is a different one.
     dropped: Option<String>,
 }
 
@@ -86,12 +86,12 @@ impl ShardedSamples {
         }
     }
 
-    /// Whether it has samples or parts of a batch for later calls.
+    /// Whether it has samples, or shares of a batch, for later calls.
     pub fn is_unfinished(&self) -> bool {
         self.credit != 0 || !self.batches.is_empty()
     }
 
-    /// Whether what it has is for this request.
+    /// Whether its samples, and its batch in progress, are for this request.
     pub fn suits(&self, table: &str, request: &SampleRequest) -> bool {
         self.table == table && (self.batches.is_empty() || self.request == *request)
     }
@@ -206,7 +206,7 @@ impl ShardedSamples {
         Err(self.group.shards[shard].named(error))
     }
 
-    /// Returns an absent server's requested parts, to be divided among the others. Received items stay in their batch.
+    /// Returns the requested shares of an absent server, to be divided among the others. Received items stay in their batch.
     fn drop_link(&mut self, shard: usize) {
         let lost = self.links[shard].reset();
         // The remaining servers may be nearer, which batches in a long queue would not show.
@@ -278,7 +278,7 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// Waits for one reply of a server that is asked for a part of this batch; `false` if none is.
+    /// Waits for one reply to a request for a share of this batch; `false` if none is in flight.
     fn receive_one(&mut self, batch: u64, wait: &Wait<'_>) -> Result<bool> {
         let Some(shard) = self.links.iter().position(|link| link.awaits(batch)) else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Parts of batches from one server, and its last answer.
+//! Requests to one server for its shares of batches, and its last answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use replay_wire::RequestBody;
 
 /// The requests to one server.
 pub struct ShardLink {
-    /// They end with their connection: their parts are divided again among the servers.
+    /// Requests end with their connection: their items are divided again among the servers.
     link: Link<Part>,
     /// The connection has answered, and no request on it has timed out since.
     answers: bool,
@@ -29,7 +29,7 @@ pub struct ShardLink {
     pub stale: bool,
 }
 
-/// A request for a part of a batch.
+/// A request for the server's share of a batch.
 pub struct Part {
     /// Number of the batch.
     pub batch: u64,
@@ -94,7 +94,7 @@ impl ShardLink {
         }
     }
 
-    /// Requests a part of a batch. Connects if necessary, and then returns the round trip.
+    /// Requests a share of a batch. Connects if necessary, and then returns the round trip.
     pub fn send(
         &mut self,
         table: &str,
@@ -140,7 +140,9 @@ impl ShardLink {
         };
         let sampled: Sampled = expect(body)?;
         let Some(state) = sampled.state else {
-            return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
+            return Err(Error::protocol(format!(
+                "{name} answered the request for its share of a batch without the state of the table"
+            )));
         };
         if sampled.items.len() > part.count() as usize || state.taken > part.take() {
             return Err(Error::protocol(format!(

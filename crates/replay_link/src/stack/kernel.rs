@@ -152,7 +152,7 @@ pub async fn spin() {
     }
 }
 
-/// Checks that an address can be bound: binds it for a moment.
+/// Checks that an address can be bound: binds it and releases it again.
 ///
 /// # Errors
 /// [`Error::Io`](crate::error::Error::Io) or [`Error::Config`](crate::error::Error::Config) with the address.

@@ -34,7 +34,7 @@ impl ShardedSamples {
         if self.states().next().is_none() {
             return Ok(Some(self.group.none_answers().to_string().into()));
         }
-        // Writers that wait for samples cannot make up for the parts of servers without writers.
+        // Writers that wait for samples cannot make up for servers without writers.
         if items < min_size && !self.holds_pushes() {
             return Ok(Some(self.on_servers(format!("has {items} items of the {min_size} that min_size asks for"))));
         }
