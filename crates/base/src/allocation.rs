@@ -16,8 +16,8 @@ const LARGE: u64 = 4 << 20;
 /// the time in which a batch of this size is filled.
 const COMPARED: u64 = 32 << 20;
 
-/// Address space of a thread's stack: the default of `std::thread`.
-const THREAD_BYTES: u64 = 2 << 20;
+/// Address space of a thread's stack, as pools of threads set it.
+pub const STACK_BYTES: usize = 2 << 20;
 
 /// Memory that the process may still have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
 /// Checks that the process has address space for the stacks of `threads` more, which take memory only as they are used. Started one by
 /// one, the first would end the process when the stacks of the others had taken the rest of its addresses.
 pub fn check_threads(what: &'static str, threads: usize) -> Result<(), OutOfMemory> {
-    let bytes = THREAD_BYTES * threads as u64;
+    let bytes = STACK_BYTES as u64 * threads as u64;
     if bytes < LARGE { Ok(()) } else { attempt(what, bytes) }
 }
 

@@ -28,8 +28,9 @@ use writer_order::{Position, WriterOrder};
 use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::{NumberedTable, NumberedTables, Service};
+use base::system;
 use base::wait::Wait;
-use replay_core::replay::{OpenWriter, WriterOpened};
+use replay_core::replay::{OpenWriter, SampleRequest, WriterOpened};
 use replay_core::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
 use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
@@ -112,6 +113,13 @@ pub struct ConnectionHandler<'a, S> {
     pub handshake_deadline: Instant,
     /// The connection, as tables know it from its writers.
     pub writers: Arc<WriterConnection>,
+}
+
+impl<S> Drop for ConnectionHandler<'_, S> {
+    /// Disconnects the writers, also of a connection that panicked or whose thread has ended.
+    fn drop(&mut self) {
+        self.writers.end(system::now());
+    }
 }
 
 /// A received request.
@@ -264,7 +272,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         Ok(Some(Received {
             table,
             arrived,
-            until: arrived + Duration::from_millis(request.deadline_ms.into()),
+            // A share of a batch never waits, also not for room for its reply: other servers may have theirs.
+            until: match &request.body {
+                RequestBody::Sample(SampleRequest { part: Some(_), .. }) => arrived,
+                _ => arrived + Duration::from_millis(request.deadline_ms.into()),
+            },
             request,
             permit,
             _reservation: reservation,

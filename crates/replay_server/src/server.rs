@@ -30,7 +30,6 @@ use crate::service::Service;
 use crate::snapshots::Snapshots;
 use crate::snapshots::disk::Disk;
 use base::sync::lock;
-use base::system;
 use replay_core::memory::Memory;
 use replay_core::table::WriterConnection;
 use replay_link::error::{Error, Result};
@@ -319,7 +318,6 @@ impl Server {
             () = accepted.slot.displaced() => Err(Error::Busy("its handshake made room for that of another client".into())),
             end = served => end,
         };
-        connection.writers.end(system::now());
         match end {
             end if !accepted.slot.is_welcome() => {
                 self.report_stranger(&accepted.peer, end, stack.now());

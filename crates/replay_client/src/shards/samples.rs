@@ -40,8 +40,11 @@ pub struct ShardedSamples {
     /// Batches in progress, the oldest first.
     batches: VecDeque<PartialBatch>,
     last_batch: u64,
-    /// Samples taken from the rate limiters for batches that are not delivered.
-    credit: u64,
+    /// Samples taken from the rate limiters for batches that are not delivered; below 0 after a short batch that they did not pay in
+    /// full, which the next batches make up for.
+    credit: i64,
+    /// A server's reason why it could not answer at once.
+    delayed: Option<WaitReason>,
     /// By the round trip to the slowest server.
     pipelining: Pipelining,
     /// Start of a time in which no server answers.
@@ -63,6 +66,7 @@ impl ShardedSamples {
             batches: VecDeque::new(),
             last_batch: NO_BATCH,
             credit: 0,
+            delayed: None,
             pipelining: Pipelining::default(),
             dark_since: None,
             dropped: None,
@@ -124,10 +128,11 @@ impl ShardedSamples {
             if self.receive_one(oldest, wait)? {
                 continue;
             }
-            if self.batches.front().is_some_and(|batch| batch.is_complete() && self.pays(batch)) {
+            if self.batches.front().is_some_and(|batch| batch.is_complete() && self.pays_for(batch.items())) {
                 return self.deliver(wait);
             }
             if !self.may_go_on() {
+                let blocked = blocked.or_else(|| self.delayed.take());
                 let blocked = blocked.map_or_else(|| self.lacks(self.batches.len()), |reason| Ok(Some(reason)))?;
                 let reason = blocked.unwrap_or_else(|| self.on_servers("has too few samples left".to_owned()));
                 if wait.deadline.is_some_and(|end| system::now() >= end) {
@@ -296,10 +301,18 @@ impl ShardedSamples {
         if let Some(batch) = find(&mut self.batches, part.batch) {
             batch.owe(shard, part.count() - found);
         }
-        let sampled = sampled?;
+        let sampled = match sampled {
+            // No room for the reply: the client asks again, as if the server had nothing.
+            Err(error @ Error::RemoteDeadline { .. }) => {
+                let error = self.group.shards[shard].named(error);
+                self.delayed = error.waited_for().cloned();
+                return Ok(());
+            }
+            sampled => sampled?,
+        };
         if let Some(state) = sampled.state {
             self.group.note_numbers(shard, state, &sampled.items);
-            self.credit += u64::from(state.taken);
+            self.credit += i64::from(state.taken);
         }
         if let Some(batch) = find(&mut self.batches, part.batch) {
             batch.add(shard, sampled);
@@ -326,7 +339,8 @@ impl ShardedSamples {
             self.begin(count, wait)?;
             while self.receive_one(self.last_batch, wait)? {}
         }
-        match self.batches.front().is_some_and(|batch| batch.items() > 0) {
+        // Other clients may have taken the samples that this one has seen. A batch with one sample at least is delivered on credit.
+        match self.batches.front().is_some_and(|batch| batch.items() > 0 && self.pays_for(1)) {
             true => self.deliver(wait),
             false => Err(Error::deadline(reason)),
         }
@@ -335,7 +349,7 @@ impl ShardedSamples {
     /// Returns the oldest batch, after requesting the next ones, so that servers sample while the caller decodes.
     fn deliver(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         let batch = self.batches.pop_front().ok_or(Error::Closed("the batch"))?;
-        self.credit = self.credit.saturating_sub(batch.items() as u64);
+        self.credit -= batch.items() as i64;
         let (sent, before) = batch.asked;
         self.pipelining.note(sent, before, system::now(), batch.bytes());
         if self.in_flight > 1 {

@@ -247,9 +247,12 @@ impl Table {
         let admitted = self.limiter.admit_up_to(if is_free { part.take } else { 0 });
         let taken = admitted.items;
         let mut sampling = Sampling::new(self, request, admitted);
-        sampling.batch.reserved = self.items.reserve_samples(request.count, true).unwrap_or(0);
+        let count = if is_free || !self.items.limits_samples() { request.count } else { 0 };
+        sampling.batch.reserved = self.items.reserve_samples(count, true).unwrap_or(0);
         let Drawn { live_items, min_probability, total } = sampling.draw()?;
-        if !sampling.items.is_empty() {
+        if !is_free {
+            // The wish is that of the waiting samples.
+        } else if !sampling.items.is_empty() {
             self.want_no_samples();
         } else if self.items.limits_samples() && (request.count > 0 || self.items.without_mass(1)) {
             self.want_samples(self.items.samples_left().max(0) as u64 + u64::from(request.count.max(1)));

@@ -319,13 +319,17 @@ impl Writers {
         Ok(())
     }
 
-    /// Calls `note` with all writers, while no push of theirs is being applied. No other writer is opened meanwhile.
+    /// Calls `note` with all writers, those first that have been disconnected longest, while no push of theirs is being applied. No other writer is opened meanwhile.
     pub fn between_pushes<T>(&self, note: impl FnOnce(&[(u64, MutexGuard<'_, TableWriter>)]) -> T) -> T {
         loop {
             let known: Vec<_> = {
                 let entries = lock(&self.entries);
-                let known = entries.iter();
-                known.map(|(&number, entry)| (number, entry.writer.clone())).collect()
+                let mut known: Vec<_> = entries.iter().collect();
+                known.sort_unstable_by_key(|(number, entry)| {
+                    let since = entry.disconnected_since();
+                    (since.is_none(), since, **number)
+                });
+                known.into_iter().map(|(&number, entry)| (number, entry.writer.clone())).collect()
             };
             // A push holds the lock of its writer alone, and takes the insert lock after it: no two threads wait for each other.
             let held: Vec<_> = known.iter().map(|(number, writer)| (*number, lock(writer))).collect();
@@ -337,7 +341,8 @@ impl Writers {
         }
     }
 
-    /// Adds a writer of a snapshot; one that is open under its number stays.
+    /// Adds a writer of a snapshot; one that is open under its number stays. It is disconnected from now on: records come in the order in
+    /// which writers expire.
     pub fn restore(&self, record: &OpenRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
         let connection = Arc::<WriterConnection>::default();
         connection.end(system::now());

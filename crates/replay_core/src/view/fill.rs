@@ -43,6 +43,7 @@ impl Fillers {
         let start = |others| {
             ThreadPoolBuilder::new()
                 .num_threads(others)
+                .stack_size(allocation::STACK_BYTES)
                 .thread_name(|number| format!("innet-unpack-{number}"))
                 .build()
                 .map_err(|error| {

@@ -163,7 +163,7 @@ fn io_thread<F: Future<Output = ()>>(
         let served = catch_unwind(AssertUnwindSafe(|| LocalSet::new().block_on(&runtime, start())));
         served.inspect_err(|_| server.stop()).is_ok()
     };
-    let thread = thread::Builder::new().name(format!("innet-{name}")).spawn(serve);
+    let thread = thread::Builder::new().name(format!("innet-{name}")).stack_size(allocation::STACK_BYTES).spawn(serve);
     let thread = thread.map_err(io_error("cannot start an I/O thread"))?;
     Ok(Box::new(|| thread.join().unwrap_or(false)))
 }

@@ -1,7 +1,7 @@
 //! What may be asked now: admission of batches, by the items and the rate limiters of all servers together.
 
 use super::super::merge::min_size;
-use super::super::partial::{PartialBatch, divide};
+use super::super::partial::divide;
 use super::super::shard_link::ShardLink;
 use super::ShardedSamples;
 use replay_core::replay::PartState;
@@ -103,9 +103,9 @@ impl ShardedSamples {
         divide(self.missing(batches) as u32, &allowances, 0.5).into_iter().map(|take| take.min(MAX_SAMPLES)).collect()
     }
 
-    /// Whether the samples taken suffice for a batch.
-    pub(super) fn pays(&self, batch: &PartialBatch) -> bool {
-        !self.limits() || self.credit >= batch.items() as u64
+    /// Whether the samples taken suffice for so many items.
+    pub(super) fn pays_for(&self, items: usize) -> bool {
+        !self.limits() || self.credit >= items as i64
     }
 
     /// Whether the servers are asked again without a pause: the last answers brought something, and there is more.
