@@ -117,7 +117,7 @@ impl Config {
             return Err("[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned());
         }
         let digits = self.lcore_mask.trim_start_matches("0x").trim_start_matches("0X");
-        if !u128::from_str_radix(digits, 16).is_ok_and(|mask| mask > 0) {
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) || digits.bytes().all(|digit| digit == b'0') {
             return Err(format!(
                 "lcore_mask is a hexadecimal mask of cores, 1 for the first and 2 for the second, got {:?}",
                 self.lcore_mask
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_mask_is_a_hexadecimal_number() {
-        for mask in ["1", "0x2", "C", "0x80000000000000001"] {
+        for mask in ["1", "0x2", "C", "0x80000000000000001", &format!("1{:032}", 0)] {
             let config = read(&format!("[dpdk]\nlcore_mask={mask}\n[port0]\n")).unwrap();
             assert_eq!(config.lcore_mask, mask);
         }

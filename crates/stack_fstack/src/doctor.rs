@@ -113,6 +113,10 @@ impl Machine {
                 let link = fs::read_link(device.join("driver")).unwrap_or_default();
                 let driver = link.file_name().map_or("no driver".into(), |name| name.to_string_lossy());
                 let card = format!("{address} ({driver})");
+                // A container sees the card of its host, with or without the device.
+                if driver == "vfio-pci" && !self.files.at("dev/vfio/vfio").exists() {
+                    return missing(format!("{card}, without /dev/vfio/vfio"), "give the container /dev/vfio");
+                }
                 if USER_SPACE_DRIVERS.contains(&&*driver) {
                     return Ok(card);
                 }
@@ -124,8 +128,8 @@ impl Machine {
                 "no network card is DPDK's: {}",
                 if cards.is_empty() { "none on PCI".into() } else { cards.join(", ") }
             ),
-            "modprobe vfio-pci (uio_pci_generic on a machine without an IOMMU), then dpdk-devbind.py --bind=vfio-pci ADDRESS, which takes a \
-             card from the kernel: not the one that you are logged in through; af_packet, af_xdp and memif devices need none \
+            "modprobe vfio-pci, which wants intel_iommu=on or amd_iommu=on of the kernel (uio_pci_generic on a machine without an IOMMU), then \
+             dpdk-devbind.py --bind=vfio-pci ADDRESS, which takes a card from the kernel: not the one that you are logged in through; af_packet, af_xdp and memif devices need none \
              (--stack-config FILE looks for what FILE needs)",
         )
     }

@@ -38,6 +38,7 @@ fn ready() -> Vec<(String, &'static str)> {
         ("proc/mounts".into(), "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw 0 0\n"),
         (format!("{CARD}/class"), "0x020000\n"),
         (format!("{CARD}/driver"), "-> ../../../drivers/vfio-pci"),
+        ("dev/vfio/vfio".into(), ""),
         ("sys/bus/pci/devices/0000:00:02.0/class".into(), "0x030000"),
         ("proc/self/status".into(), "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t0\n"),
     ]
@@ -89,7 +90,7 @@ fn each_part_that_is_missing_says_what_to_do() {
     let class = format!("{CARD}/class");
     let user = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000002000\n";
     type Changes<'a> = &'a [(&'a str, &'static str)];
-    let cases: [(Changes<'_>, &str, &str, &str); 6] = [
+    let cases: [(Changes<'_>, &str, &str, &str); 7] = [
         (&[(&total, "0")], "hugepages", "of 0 free", "no_huge=1"),
         (&[(&free, "0")], "hugepages", "0 of 512", "end the processes"),
         (&[("proc/mounts", "gone")], "hugepages", "not mounted", "mount -t hugetlbfs"),
@@ -100,6 +101,7 @@ fn each_part_that_is_missing_says_what_to_do() {
             "--bind=vfio-pci ADDRESS",
         ),
         (&[(&class, "0x010000")], "network card", "none on PCI", "memif"),
+        (&[("dev/vfio/vfio", "gone")], "network card", "without /dev/vfio/vfio", "give the container /dev/vfio"),
         (&[("proc/self/status", user)], "rights", "without cap_net_admin, cap_ipc_lock", "setcap"),
     ];
     for (changes, part, found, to_do) in cases {
