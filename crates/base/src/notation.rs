@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// A number as `nan`, `inf`, `-1`, `0.99` or `1e300`: very large and very small ones in scientific notation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Number(pub f64);
 
 impl fmt::Display for Number {

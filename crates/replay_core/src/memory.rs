@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{Listing, Parameters};
 use crate::schema::TableConfig;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::table::Table;
 use base::allocation::{self, Room};
 use base::random::random_number;
@@ -65,7 +65,7 @@ pub struct Memory {
     limits: MemoryLimits,
     /// Bytes of tables and parameters.
     kept: Arc<Budget>,
-    tables: RwLock<BTreeMap<String, Arc<Table>>>,
+    tables: Mutex<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
     /// Held by a save: a table keeps the state of one moment.
@@ -92,7 +92,7 @@ impl Memory {
             limits,
             parameters: Arc::new(ParameterStore::new(kept.clone())),
             kept,
-            tables: RwLock::new(BTreeMap::new()),
+            tables: Mutex::new(BTreeMap::new()),
             making: Mutex::new(()),
             saving: Mutex::new(()),
             incarnation,
@@ -157,7 +157,7 @@ impl Memory {
         config.validate()?;
         let _making = lock(&self.making);
         let (found, count) = {
-            let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+            let tables = lock(&self.tables);
             (tables.get(&config.name).cloned(), tables.len())
         };
         if let Some(table) = found {
@@ -179,8 +179,7 @@ impl Memory {
         // Each table has its own sequence of samples, whatever the order of creation.
         let seed = config.name.bytes().fold(self.seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte));
         let table = Arc::new(Table::new(config.clone(), reservation, self.parameters.clone(), seed));
-        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        tables.insert(config.name.clone(), table.clone());
+        lock(&self.tables).insert(config.name.clone(), table.clone());
         Ok(table)
     }
 
@@ -211,13 +210,12 @@ impl Memory {
     /// # Errors
     /// [`Error::UnknownTable`] with the existing names.
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
-        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        let tables = lock(&self.tables);
         tables.get(name).cloned().ok_or_else(|| unknown(name, &tables))
     }
 
     pub fn tables(&self) -> Vec<Arc<Table>> {
-        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        tables.values().cloned().collect()
+        lock(&self.tables).values().cloned().collect()
     }
 
     pub fn list(&self) -> Listing {
@@ -239,7 +237,7 @@ impl Memory {
     /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; sampled batches stay valid.
     pub fn drop_table(&self, name: &str) -> Result<()> {
         let table = {
-            let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+            let mut tables = lock(&self.tables);
             tables.remove(name).ok_or_else(|| unknown(name, &tables))?
         };
         table.close();

@@ -86,17 +86,13 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
     }
     mixed.min_probability = smallest.filter(|least| least.is_finite());
     mixed.rows = rows.into();
-    mixed.credit = (!credits.is_empty()).then(|| Box::new(Credits(credits)) as Box<dyn SampleCredit>);
+    mixed.credit = (!credits.is_empty()).then(|| Box::new(credits) as Box<dyn SampleCredit>);
     Ok(mixed)
 }
 
-struct Credits(Vec<Box<dyn SampleCredit>>);
-
-impl SampleCredit for Credits {
+impl SampleCredit for Vec<Box<dyn SampleCredit>> {
     fn delivered(self: Box<Self>) {
-        for credit in self.0 {
-            credit.delivered();
-        }
+        self.into_iter().for_each(|credit| credit.delivered());
     }
 }
 

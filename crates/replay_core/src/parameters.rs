@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
@@ -14,7 +14,7 @@ use crate::budget::{Budget, Counted};
 use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::content::ParametersRecord;
-use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{Mutex, lock};
 use base::error::TooLarge;
 use base::error::check_size;
 use base::histogram::Histogram;
@@ -23,7 +23,7 @@ use base::histogram::Histogram;
 pub struct ParameterStore {
     budget: Arc<Budget>,
     /// At most [`Self::MAX_NAMES`] that are kept, and as many that were dropped.
-    names: RwLock<BTreeMap<String, Stored>>,
+    names: Mutex<BTreeMap<String, Stored>>,
 }
 
 /// The newest version of one name. A dropped name has its last version without a file.
@@ -64,7 +64,7 @@ impl ParameterStore {
 
     /// An empty store that reserves its bytes from `budget`.
     pub fn new(budget: Arc<Budget>) -> Self {
-        ParameterStore { budget, names: RwLock::new(BTreeMap::new()) }
+        ParameterStore { budget, names: Mutex::new(BTreeMap::new()) }
     }
 
     /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first. A put with the
@@ -84,12 +84,12 @@ impl ParameterStore {
         Self::check_name(name)?;
         Self::check_version(name, version, 0..MOST_VERSIONS / 2)?;
         // Before the file is checked and counted: a repetition needs no memory for a second copy.
-        let repeated = self.read().get(name).and_then(|stored| stored.put(id));
+        let repeated = lock(&self.names).get(name).and_then(|stored| stored.put(id));
         if let Some(version) = repeated {
             return Ok(version);
         }
         let file = self.count(name, bytes)?;
-        let mut names = self.write();
+        let mut names = lock(&self.names);
         let stored = names.get(name);
         // Checked again: the first attempt may have been stored meanwhile.
         if let Some(version) = stored.and_then(|stored| stored.put(id)) {
@@ -126,7 +126,7 @@ impl ParameterStore {
     /// Removes the parameters of this name, if there are any. Their file is freed once its last reader drops it. The next put continues
     /// the version numbers, so that readers notice it.
     pub fn remove(&self, name: &str) {
-        let mut names = self.write();
+        let mut names = lock(&self.names);
         let earlier = names.iter().filter(|(_, stored)| stored.is_dropped());
         let first = (earlier.clone().count() >= Self::MAX_NAMES).then(|| earlier.map(|(name, _)| name.clone()).next());
         let Some(stored) = names.get_mut(name).filter(|stored| !stored.is_dropped()) else {
@@ -147,7 +147,7 @@ impl ParameterStore {
         match allowed.contains(&version) {
             true => Ok(()),
             false => {
-                let reason = format!("version {version} is none that puts reach");
+                let reason = format!("version {version} is out of range");
                 Err(Self::refusal(name, reason))
             }
         }
@@ -184,7 +184,7 @@ impl ParameterStore {
             puts: stored.puts.iter().copied().collect(),
             file: stored.parameters.bytes.clone(),
         };
-        self.read().iter().map(record).collect()
+        lock(&self.names).iter().map(record).collect()
     }
 
     /// Checks and counts the parameters of a snapshot.
@@ -200,7 +200,7 @@ impl ParameterStore {
 
     /// Stores staged parameters, at most [`Self::MAX_NAMES`], and the versions of as many dropped names; existing names keep theirs.
     pub(crate) fn restore(&self, staged: Vec<ParametersRecord>) {
-        let mut names = self.write();
+        let mut names = lock(&self.names);
         for record in staged {
             let skipped = record.puts.len().saturating_sub(Self::REMEMBERED_PUTS);
             let parameters = Parameters { version: record.version, bytes: record.file };
@@ -211,7 +211,7 @@ impl ParameterStore {
 
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
-        let names = self.read();
+        let names = lock(&self.names);
         let Stored { parameters, lag, .. } = names.get(name).filter(|stored| !stored.is_dropped())?;
         // A reader without a version is not behind.
         if newer_than > 0 {
@@ -222,13 +222,13 @@ impl ParameterStore {
 
     /// The newest version of `name`; 0 when there is none.
     pub fn version(&self, name: &str) -> u64 {
-        let names = self.read();
+        let names = lock(&self.names);
         names.get(name).filter(|stored| !stored.is_dropped()).map_or(0, |stored| stored.parameters.version)
     }
 
     /// The name with the highest version, and this version.
     pub fn highest_version(&self) -> Option<(String, u64)> {
-        let names = self.read();
+        let names = lock(&self.names);
         let versions = kept(&names).map(|(name, s)| (name, s.parameters.version));
         let highest = versions.max_by_key(|(_, version)| *version);
         highest.map(|(name, version)| (name.clone(), version))
@@ -236,14 +236,14 @@ impl ParameterStore {
 
     /// The bytes that [`Self::get`] would return: a shared slice, not a copy.
     pub fn newest(&self, name: &str, newer_than: u64) -> Option<Bytes> {
-        let names = self.read();
+        let names = lock(&self.names);
         let stored = names.get(name).filter(|stored| !stored.is_dropped())?;
         (stored.parameters.version > newer_than).then(|| stored.parameters.bytes.clone())
     }
 
     /// Names, versions and sizes, in the order of the names.
     pub fn list(&self) -> Vec<ListedParameters> {
-        let names = self.read();
+        let names = lock(&self.names);
         let listed = kept(&names).map(|(name, stored)| ListedParameters {
             name: name.clone(),
             version: stored.parameters.version,
@@ -254,7 +254,7 @@ impl ParameterStore {
 
     /// Version, bytes and the lag of readers of each name.
     pub fn stats(&self) -> Value {
-        let names = self.read();
+        let names = lock(&self.names);
         let entry = |(name, stored): (&String, &Stored)| {
             let Parameters { version, bytes } = &stored.parameters;
             let (bytes, lag) = (bytes.len(), stored.lag.stats(1.0));
@@ -262,14 +262,6 @@ impl ParameterStore {
             (name.clone(), stats)
         };
         Value::Object(kept(&names).map(entry).collect())
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Stored>> {
-        self.names.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Stored>> {
-        self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,9 +13,12 @@ use base::allocation;
 /// Samples indexes by priority. Threads may share one.
 #[derive(Debug)]
 pub struct PriorityIndex {
-    tree: SumTree,
-    exponent: f64,
-    unit_log2: i32,
+    /// Priorities after the exponent.
+    pub tree: SumTree,
+    /// Exponent on priorities (alpha).
+    pub exponent: f64,
+    /// Base-2 logarithm of the unit of priorities, after the exponent.
+    pub unit_log2: i32,
     seed: u64,
     /// Whether the caller has chosen the seed.
     seeded: bool,
@@ -125,44 +128,5 @@ impl PriorityIndex {
         }
         let weights = importance_weights(probabilities.iter().copied(), None, beta, Normalization::Batch)?;
         Ok(SampledIndexes { indexes, probabilities, weights })
-    }
-
-    /// Indexes with a priority above zero.
-    pub fn len(&self) -> u64 {
-        self.tree.live_with_mass()
-    }
-
-    /// Whether no index has a priority above zero.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The sum of all priorities, after the exponent.
-    pub fn total(&self) -> f64 {
-        self.tree.from_units(self.tree.total())
-    }
-
-    /// Priorities that were cut to the largest one so far.
-    pub fn saturated(&self) -> u64 {
-        self.tree.saturated()
-    }
-
-    /// Positive priorities below one unit, which were rounded up to it, so far.
-    pub fn rounded_up(&self) -> u64 {
-        self.tree.rounded_up()
-    }
-
-    pub fn capacity(&self) -> u32 {
-        self.tree.capacity()
-    }
-
-    /// Exponent on priorities (alpha).
-    pub fn exponent(&self) -> f64 {
-        self.exponent
-    }
-
-    /// Base-2 logarithm of the unit of priorities, after the exponent.
-    pub fn unit_log2(&self) -> i32 {
-        self.unit_log2
     }
 }

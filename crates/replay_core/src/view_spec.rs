@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::observation::{self, Part, Stack};
+use crate::observation::{self, Stack};
 use crate::schema::{Column, TableConfig};
 use base::notation::{Number, tuple};
 
@@ -160,9 +160,8 @@ impl ViewSpec {
     /// Rows that the view needs before the anchor.
     pub fn before(&self) -> u16 {
         match self {
-            ViewSpec::NStep(view) => view.stack.before(),
-            ViewSpec::Sequences(view) => view.stack.before(),
             ViewSpec::Window(view) => view.before,
+            _ => self.observed().map_or(0, |(_, stack)| stack.before()),
         }
     }
 
@@ -175,45 +174,42 @@ impl ViewSpec {
         }
     }
 
-    /// Name of the observation, where the view has one.
-    pub fn observation(&self) -> Option<&str> {
+    /// The observation and its stack, where the view has one.
+    fn observed(&self) -> Option<(&str, &Stack)> {
         match self {
-            ViewSpec::NStep(view) => Some(&view.observation),
-            ViewSpec::Sequences(view) => Some(&view.observation),
+            ViewSpec::NStep(view) => Some((&view.observation, &view.stack)),
+            ViewSpec::Sequences(view) => Some((&view.observation, &view.stack)),
             ViewSpec::Window(_) => None,
         }
     }
 
-    /// Whether the column is the view's observation, or a part of it.
-    pub fn is_observation(&self, column: &str) -> bool {
-        let observation = self.observation();
-        observation.is_some_and(|name| observation::has_column(name, column))
+    /// Name of the observation, where the view has one.
+    pub fn observation(&self) -> Option<&str> {
+        self.observed().map(|(name, _)| name)
     }
 
-    fn parts(&self, config: &TableConfig) -> Result<Vec<Part>> {
-        match self {
-            ViewSpec::NStep(view) => observation::parts(config, &view.observation, &view.stack),
-            ViewSpec::Sequences(view) => observation::parts(config, &view.observation, &view.stack),
-            ViewSpec::Window(_) => Ok(Vec::new()),
-        }
+    /// Whether the column is the view's observation, or a part of it.
+    pub fn is_observation(&self, column: &str) -> bool {
+        self.observation().is_some_and(|name| observation::has_column(name, column))
     }
 
     /// Checks the numbers.
     pub fn check_numbers(&self) -> Result<()> {
-        if let Some(part) = self.observation().filter(|name| name.contains('/')) {
-            let (whole, _) = part.split_once('/').unwrap_or_default();
-            return Err(Error::Config(format!(
-                "a view's observation is a column, or all parts of one: {whole:?}, not the part {part:?}"
-            )));
+        if let Some((name, stack)) = self.observed() {
+            if let Some((whole, _)) = name.split_once('/') {
+                return Err(Error::Config(format!(
+                    "a view's observation is a column, or all parts of one: {whole:?}, not the part {name:?}"
+                )));
+            }
+            stack.check()?;
         }
+        let check_gamma = |gamma| within("gamma", Number(gamma), Number(0.0), Number(1.0));
         match self {
             ViewSpec::NStep(view) => {
-                view.stack.check()?;
                 within("n", view.n, 1, LARGEST_N)?;
                 check_gamma(view.gamma)
             }
             ViewSpec::Sequences(view) => {
-                view.stack.check()?;
                 within("length", view.length, 1, LARGEST_LENGTH)?;
                 within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
                 within("period", view.period, 1, u16::MAX)?;
@@ -238,8 +234,8 @@ impl ViewSpec {
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
         let mut made = vec!["weights", "probabilities", "ids", "ages"];
-        self.parts(config)?;
-        if let Some(observation) = self.observation() {
+        if let Some((observation, stack)) = self.observed() {
+            observation::parts(config, observation, stack)?;
             find_scalar(config, REWARD)?;
             // Another column of this name would hide the view's array.
             if observation != "observation" {
@@ -280,18 +276,11 @@ impl ViewSpec {
     }
 }
 
-pub(crate) fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()> {
-    if (least..=most).contains(&value) {
+pub(crate) fn within<T: PartialOrd + fmt::Display>(name: &str, value: T, least: T, most: T) -> Result<()> {
+    if (&least..=&most).contains(&&value) {
         return Ok(());
     }
     Err(Error::Config(format!("a view's {name} is {least} to {most}, got {value}")))
-}
-
-fn check_gamma(gamma: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&gamma) {
-        return Ok(());
-    }
-    Err(Error::Config(format!("a view's gamma is 0 to 1, got {}", Number(gamma))))
 }
 
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {

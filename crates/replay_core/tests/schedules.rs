@@ -67,7 +67,7 @@ fn finds(mistake: &'static str, model: fn()) {
         config.failure_persistence = shuttle::FailurePersistence::None;
         Runner::new(RandomScheduler::new_from_seed(7, 20_000), config).run(model)
     });
-    assert!(checked.is_err(), "{fault:?} is not found");
+    assert!(checked.is_err(), "{mistake} is not found");
 }
 
 fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {

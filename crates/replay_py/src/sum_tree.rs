@@ -85,7 +85,7 @@ impl PySumTree {
     }
 
     fn __len__(&self) -> usize {
-        self.index.len() as usize
+        self.index.tree.live_with_mass() as usize
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
@@ -95,12 +95,12 @@ impl PySumTree {
 }
 
 attributes! { PySumTree as "SumTree", |tree, py|
-    total: f64 = tree.index.total();
-    capacity: u32 = tree.index.capacity();
-    priority_exponent: f64 = tree.index.exponent();
-    priority_unit_log2: i32 = tree.index.unit_log2();
-    saturated_priorities: u64 = tree.index.saturated();
-    rounded_up_priorities: u64 = tree.index.rounded_up();
+    total: f64 = tree.index.tree.from_units(tree.index.tree.total());
+    capacity: u32 = tree.index.tree.capacity();
+    priority_exponent: f64 = tree.index.exponent;
+    priority_unit_log2: i32 = tree.index.unit_log2;
+    saturated_priorities: u64 = tree.index.tree.saturated();
+    rounded_up_priorities: u64 = tree.index.tree.rounded_up();
 }
 
 #[doc = stub_doc!("SampledIndexes")]

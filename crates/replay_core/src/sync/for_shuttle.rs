@@ -10,14 +10,9 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Notifies its listeners. The pair is the number of notifications so far, and a condition for the next one.
 #[derive(Default)]
-struct Notifications {
-    count: Mutex<u64>,
-    rises: Condvar,
-}
-
-#[derive(Default)]
-pub struct Event(Arc<Notifications>);
+pub struct Event(Arc<(Mutex<u64>, Condvar)>);
 
 impl Event {
     pub fn new() -> Self {
@@ -25,20 +20,20 @@ impl Event {
     }
 
     pub fn listen(&self) -> EventListener {
-        EventListener { seen: *lock(&self.0.count), event: self.0.clone() }
+        EventListener { seen: *lock(&self.0.0), event: self.0.clone() }
     }
 
     /// Notifies all listeners: the crate never notifies fewer.
     pub fn notify(&self, listeners: usize) {
         assert_eq!(listeners, usize::MAX);
-        *lock(&self.0.count) += 1;
-        self.0.rises.notify_all();
+        *lock(&self.0.0) += 1;
+        self.0.1.notify_all();
     }
 }
 
 /// Completes when its event is notified.
 pub struct EventListener {
-    event: Arc<Notifications>,
+    event: Arc<(Mutex<u64>, Condvar)>,
     seen: u64,
 }
 
@@ -51,10 +46,8 @@ pub trait Listener {
 
 impl Listener for EventListener {
     fn wait_deadline(self, _deadline: Instant) -> Option<()> {
-        let mut count = lock(&self.event.count);
-        while *count == self.seen {
-            count = self.event.rises.wait(count).unwrap_or_else(PoisonError::into_inner);
-        }
+        let (count, rises) = &*self.event;
+        drop(rises.wait_while(lock(count), |count| *count == self.seen).unwrap_or_else(PoisonError::into_inner));
         Some(())
     }
 }

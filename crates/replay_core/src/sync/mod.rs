@@ -19,7 +19,7 @@ pub(crate) use {
     base::sync::lock,
     event_listener::{Event, EventListener, Listener},
     std::sync::atomic::{AtomicBool, AtomicUsize},
-    std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    std::sync::{Mutex, MutexGuard},
 };
 
 #[cfg(feature = "loom")]
@@ -39,7 +39,7 @@ pub use shuttle::{
 pub(crate) use {
     for_shuttle::{Event, EventListener, Listener, lock},
     shuttle::sync::atomic::{AtomicBool, AtomicUsize},
-    shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    shuttle::sync::{Mutex, MutexGuard},
 };
 
 /// Whether a holder of the lock has panicked.

@@ -81,8 +81,7 @@ impl Table {
     fn begin_to_empty(&self) -> Result<u64> {
         let arrivals = self.lock_arrivals()?;
         self.limiter.reset();
-        let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        self.max_priority.reset(steps);
+        self.max_priority.reset(self.counters.inserted_steps.load(Ordering::Relaxed));
         Ok(arrivals.end())
     }
 
@@ -93,7 +92,7 @@ impl Table {
         while removed.len() < EVICTED_AT_ONCE && arrivals.first < end {
             let Some((handle, oldest)) = arrivals.pop(&self.chunks) else { break };
             for &id in lock(&oldest.items).iter() {
-                self.kill(id);
+                self.end(id);
             }
             removed.push(handle);
         }
@@ -133,13 +132,8 @@ impl Table {
         }
     }
 
-    /// Ends an item that may have samples left; true for exactly one caller.
-    pub(super) fn kill(&self, id: ItemId) -> bool {
-        self.end(id).is_some()
-    }
-
     /// Ends an item, and returns its samples left, 0 without a limit, to exactly one caller.
-    fn end(&self, id: ItemId) -> Option<u64> {
+    pub(super) fn end(&self, id: ItemId) -> Option<u64> {
         let left = self.items.end(id);
         if left.is_some() {
             self.sampler.remove(id);

@@ -56,7 +56,7 @@ impl Table {
         let metadata = self.items.metadata(id.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
         // The metadata are the item's if it is still there, and only one report of it counts.
-        if !(self.items.confirm(id) && self.kill(id)) {
+        if !(self.items.confirm(id) && self.end(id).is_some()) {
             return None;
         }
         self.counters.corrupt_items.fetch_add(1, Ordering::Relaxed);

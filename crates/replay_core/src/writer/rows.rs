@@ -1,7 +1,5 @@
 //! Checked rows of a step or a block, one of each stream at each step: their values, flags and estimates.
 
-use std::fmt;
-
 use super::step::{StepBatch, StepChecker};
 use crate::episode_windows::{EpisodeWindows, Estimate};
 use crate::schema::flags;
@@ -31,24 +29,12 @@ impl Rows {
         }
     }
 
-    pub(super) fn place(self, row: usize) -> Place {
-        Place { step: self.steps.map(|_| row / self.streams), stream: row % self.streams }
-    }
-}
-
-/// Place of a row, for errors.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    step: Option<usize>,
-    stream: usize,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {}", self.stream)?;
-        match self.step {
-            Some(step) => write!(f, " at step {step}"),
-            None => Ok(()),
+    /// A row's stream and step, for errors.
+    pub(super) fn position(self, row: usize) -> String {
+        let stream = row % self.streams;
+        match self.steps {
+            Some(_) => format!("stream {stream} at step {}", row / self.streams),
+            None => format!("stream {stream}"),
         }
     }
 }

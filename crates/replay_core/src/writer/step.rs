@@ -1,10 +1,9 @@
 //! Steps of every stream, as the caller gives them, checked against the table before any of them is appended.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use super::finite::first_not_finite;
-use super::rows::{CheckedStep, LastObservations, Place, QValues, Rows, Strided, is_set, read_f32};
+use super::rows::{CheckedStep, LastObservations, QValues, Rows, Strided, is_set, read_f32};
 use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result, check_priorities_to};
 use crate::schema::{Column, Dtype, TableConfig};
@@ -263,63 +262,57 @@ impl StepChecker {
             if found(&step.columns[column]) {
                 // Not all rows are read.
                 for row in 0..step.rows.count() {
-                    self.check_value("", column, step.rows.place(row), step.value(column, row))?;
+                    self.check_value("", column, step.rows, row, step.value(column, row))?;
                 }
             }
             let last = step.last.as_ref().and_then(|last| last.values(column));
             if last.is_some_and(|last| found(&last)) {
                 for row in 0..step.rows.count() {
-                    let last = step.last_observation(row);
-                    let last = last.and_then(|last| last.value(column));
-                    self.check_value("final_", column, step.rows.place(row), last)?;
+                    let last = step.last_observation(row).and_then(|last| last.value(column));
+                    self.check_value("final_", column, step.rows, row, last)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn check_value(&self, prefix: &str, column: usize, of: Place, value: Option<&[u8]>) -> Result<()> {
+    fn check_value(&self, prefix: &str, column: usize, rows: Rows, row: usize, value: Option<&[u8]>) -> Result<()> {
         let Column { name, dtype, shape, .. } = &self.config.columns[column];
         let found = value.and_then(|value| first_not_finite(*dtype, value));
         let Some((mut element, number)) = found else {
             return Ok(());
         };
-        let mut place = Vec::new();
+        let mut index = Vec::new();
         for &length in shape.iter().rev() {
-            place.insert(0, element % length as usize);
+            index.insert(0, element % length as usize);
             element /= length as usize;
         }
-        let mut reason = format!("\"{prefix}{name}\" of {of} is {number}");
-        if !place.is_empty() {
-            let _ = write!(reason, " at {place:?}");
-        }
-        reason += ", which learning cannot use: correct it, or, if it is meant, give the column finite=False in the table's \
-                   definition";
-        Err(self.refuse(reason))
+        let at = if index.is_empty() { String::new() } else { format!(" at {index:?}") };
+        Err(self.refuse(format!(
+            "\"{prefix}{name}\" of {} is {number}{at}, which learning cannot use: correct it, or, if it is meant, give the column \
+             finite=False in the table's definition",
+            rows.position(row)
+        )))
     }
 
     fn check_row(&self, step: &CheckedStep<'_>, row: usize, awaits_final: bool) -> Result<()> {
-        let place = step.rows.place(row);
+        let refuse = |reason: String| Err(self.refuse(format!("{} {reason}", step.rows.position(row))));
         if step.is_final(row) {
-            if !awaits_final {
-                return Err(self.refuse(format!(
-                    "{place} has a final row, but the row before it neither terminated nor truncated its episode"
-                )));
-            }
-            return Ok(());
+            return match awaits_final {
+                true => Ok(()),
+                false => {
+                    refuse("has a final row, but the row before it neither terminated nor truncated its episode".into())
+                }
+            };
         }
-        if step.last_observation(row).is_some() && !step.ends(row) {
-            return Err(self.refuse(format!(
-                "{place} has a final observation, but its step neither terminates nor truncates the episode"
-            )));
+        let last = step.last_observation(row);
+        if last.is_some() && !step.ends(row) {
+            return refuse("has a final observation, but its step neither terminates nor truncates the episode".into());
         }
         let Some(q) = step.q else { return Ok(()) };
         let cut = is_set(step.step.truncated, row) && !is_set(step.step.terminated, row);
-        let last = step.last_observation(row).filter(|_| cut);
-        if last.is_some_and(|last| last.estimate.greedy.is_none()) {
-            return Err(self.refuse(format!(
-                "{place} is truncated, and its final observation has no Q-values: give final_q beside q"
-            )));
+        if last.is_some_and(|last| cut && last.estimate.greedy.is_none()) {
+            return refuse("is truncated, and its final observation has no Q-values: give final_q beside q".into());
         }
         let action = self.action.ok_or_else(|| {
             self.refuse(format!(
@@ -328,16 +321,13 @@ impl StepChecker {
         })?;
         let action = step.number(action, row);
         if !(action >= 0.0 && action < q.actions() as f64) {
-            return Err(
-                self.refuse(format!("action {action} of {place} has no Q-value: q has {} actions", q.actions()))
-            );
+            return refuse(format!("has the action {action} without a Q-value: q has {} actions", q.actions()));
         }
         let reward = step.reward(row);
         if !reward.is_finite() {
-            return Err(self.refuse(format!(
-                "the reward of {place} is {reward}, and a priority from Q-values needs a finite one: give priorities \
-                 instead"
-            )));
+            return refuse(format!(
+                "has the reward {reward}, and a priority from Q-values needs a finite one: give priorities instead"
+            ));
         }
         Ok(())
     }

@@ -121,7 +121,7 @@ fn parameters_are_stored_as_the_version_that_all_memories_have() {
     assert_eq!(store.get("policy", 0).unwrap().bytes, file(9, 4));
     // A snapshot with such a version would not be restored.
     let unreached = refusal(store.put_version("policy", 4, 1 << 46, file(4, 4)));
-    assert!(unreached.to_string().contains("none that puts reach"), "{unreached}");
+    assert!(unreached.to_string().contains("is out of range"), "{unreached}");
     let highest = store.put_version("policy", 4, (1 << 46) - 1, file(4, 4)).unwrap();
     assert_eq!(store.put("policy", 5, file(5, 4)).unwrap(), highest + 1);
     let mut bytes = Vec::new();

@@ -197,7 +197,7 @@ fn columns_of_finite_false_and_others_take_any_number() {
     world.append(&step).unwrap();
     // The initial priority would be infinite.
     step.q = Some([[0.0; 3]; 2]);
-    world.refuses(&step, &["the reward of stream 0 is inf", "give priorities instead"]);
+    world.refuses(&step, &["stream 0 has the reward inf", "give priorities instead"]);
     assert_eq!(world.stored(), 2);
 
     let mut world = World::new(&table(|_| ()), &n_step());
