@@ -187,7 +187,7 @@ def test_a_block_waits_for_its_predecessor(replay: innet.Replay) -> None:
         writer.extend(**rows, timeout=0.2)
         assert writer.steps == 200
         for _ in range(2):
-            with pytest.raises(errors.DeadlineError, match="the next insert waits for its readers"):
+            with pytest.raises(errors.DeadlineError, match="the next insert waits until"):
                 writer.extend(**rows, timeout=0.2)
             assert writer.steps == 200
         inserted = replay.stats()["tables"]["t"]["inserted_steps"]

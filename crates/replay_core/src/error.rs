@@ -115,7 +115,7 @@ pub enum Error {
     NotEmpty {
         table: String,
         steps: u64,
-        /// Bytes of its steps, including evicted ones that readers hold.
+        /// Bytes of its steps, including evicted ones that sampled batches hold.
         bytes: u64,
     },
     #[error("{0}")]

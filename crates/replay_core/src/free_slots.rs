@@ -1,5 +1,4 @@
-//! Free slots, by number: of a slab, and of the items of a table. A Treiber stack whose links have a place for each slot, so that nothing is
-//! allocated and no thread waits for another.
+//! Free slots of a slab, and of the items of a table: a Treiber stack with a preallocated link for each slot.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

@@ -119,7 +119,7 @@ impl Limiter {
             return Ok(Inserting { limiter: self, items });
         }
         Err(format!(
-            "{}; the next insert waits for its readers to sample {} more",
+            "{}; the next insert waits until {} more are sampled",
             self.state(inserted, sampled),
             missing.ceil()
         ))

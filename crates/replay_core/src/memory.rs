@@ -68,7 +68,7 @@ pub struct Memory {
     tables: Mutex<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
-    /// Held by a save: a table keeps the state of one moment.
+    /// Held by a save: a table keeps the state of one save point.
     saving: Mutex<()>,
     parameters: Arc<ParameterStore>,
     incarnation: u64,

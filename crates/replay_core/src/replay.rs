@@ -104,15 +104,15 @@ pub struct SampleRequest {
     pub min_probability: bool,
     /// For a part of a batch from several memories.
     pub part: Option<BatchPart>,
-    /// [`TableConfig::checksum`] of the definition that the reader decodes with: a table of another one refuses. 0 is any.
+    /// [`TableConfig::checksum`] of the definition that the batch is decoded with: a table of another one refuses. 0 is any.
     pub definition: u32,
 }
 
 /// One memory's part of a batch that is sampled from several. It never waits: its reply has as many items as there are, perhaps none, and a
-/// [`PartState`]. [`min_size`](TableConfig::min_size) counts over all memories, in the reader.
+/// [`PartState`]. [`min_size`](TableConfig::min_size) counts over all memories, at the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPart {
-    /// Samples to take from the rate limiter, as far as it admits them. The reader takes as many as it reads items, from all memories
+    /// Samples to take from the rate limiter, as far as it admits them. The client takes as many as it gets items, from all memories
     /// together.
     pub take: u32,
 }
@@ -185,7 +185,7 @@ pub struct Sampled {
 
 /// Samples taken from the rate limiter and from items with `max_times_sampled`. Dropped undelivered, they are given back.
 pub trait SampleCredit: Send + Sync {
-    /// The batch reached its reader: the samples count, and items end with their last one.
+    /// The batch has arrived: the samples count, and items end with their last one.
     fn delivered(self: Box<Self>);
 }
 
@@ -198,7 +198,7 @@ pub struct ReadSteps {
     pub bytes: u32,
 }
 
-/// A place in the steps of a table.
+/// A position in the steps of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReadPosition {
     /// Index of the server among several. Not sent over the wire.

@@ -408,7 +408,7 @@ impl TableConfig {
         })
     }
 
-    /// Checksum of what a reader decodes with: the columns and, where it uses the table's own, the view. Never 0.
+    /// Checksum of what a batch is decoded with: the columns and, where it uses the table's own, the view. Never 0.
     pub fn checksum(&self, with_view: bool) -> u32 {
         let view = self.view.as_ref().filter(|_| with_view);
         // Neither a map nor a float without a number is in them, so they are JSON.

@@ -21,7 +21,7 @@ use crate::snapshot_records::{RecordKind, RecordReader, RecordWriter};
 use crate::table::Table;
 use crate::table::restore::Staged;
 use crate::table::restore::place::Placed;
-use crate::table::save::Moment;
+use crate::table::save::SavePoint;
 
 /// Writes all tables.
 ///
@@ -65,7 +65,7 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
     let _saving = memory.saving();
     let mut out = RecordWriter::new(out)?;
     let tables = memory.tables().into_iter();
-    let moments: Vec<Moment> = tables.map(|table| table.moment(server)).collect::<Result<_>>()?;
+    let points: Vec<SavePoint> = tables.map(|table| table.save_point(server)).collect::<Result<_>>()?;
     let parameters = match server {
         true => memory.parameters().records(),
         false => Vec::new(),
@@ -78,8 +78,8 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
         let length = (head.len() as u32).to_le_bytes();
         out.record(RecordKind::Parameters, &[&length, &head, &parameters.file])?;
     }
-    for moment in moments {
-        Table::save(&moment, &mut out)?;
+    for point in points {
+        Table::save(&point, &mut out)?;
     }
     out.record(RecordKind::End, &[])
 }

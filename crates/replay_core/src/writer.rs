@@ -160,7 +160,7 @@ impl<E: From<Error>> Writer<E> {
     /// Appends one step of every stream. Full open chunks are pushed first, which may block.
     ///
     /// # Errors
-    /// [`Error::Schema`] with the column, the expected and the given array, or the place of NaN or infinity in a reward or an
+    /// [`Error::Schema`] with the column, the expected and the given array, or the index of NaN or infinity in a reward or an
     /// observation ([`Column::finite`](crate::schema::Column::finite)); [`Error::Priority`] for a bad priority;
     /// [`Error::Closed`] after [`Writer::close`]; and the push's errors. In each case the step is not appended, and no
     /// earlier one is lost.

@@ -24,7 +24,7 @@ pub fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 #[serde(deny_unknown_fields)]
 pub struct WriterRecord {
     pub identity: WriterIdentity,
-    /// Of a writer that is open, in the snapshot of a server: its progress at the moment of the snapshot.
+    /// Of a writer that is open, in the snapshot of a server: its progress at the save point of the snapshot.
     pub open: Option<OpenRecord>,
 }
 

@@ -90,10 +90,10 @@ pub fn read<const N: usize>(node: &Node<N>, level: Level) -> RunningSums {
         let total = _mm256_permute4x64_epi64::<0b11_11_11_11>(*vector);
         *vector = _mm256_add_epi64(*vector, before);
         before = _mm256_add_epi64(before, total);
-        let place: &mut [_; 4] =
+        let part_sums: &mut [_; 4] =
             lines.0[FIRST..].as_chunks_mut().0[part..].first_mut().expect("16 sums are four times four");
         // SAFETY: 32 bytes at a multiple of 32 from an address aligned to 64.
-        unsafe { _mm256_store_si256(place.as_mut_ptr().cast(), *vector) };
+        unsafe { _mm256_store_si256(part_sums.as_mut_ptr().cast(), *vector) };
     }
     RunningSums { vectors, lines }
 }

@@ -10,20 +10,20 @@ use super::stored::{Chunks, PinnedChunk, StoredChunk};
 /// Live chunks, oldest first, numbered by arrival.
 pub struct Arrivals {
     chunks: VecDeque<Handle>,
-    /// Number of the table in the positions of readers: of the first table in a line of restarts.
+    /// Number of the table in the positions of readers; a restart of the server keeps it.
     pub number: u16,
     /// Number of the oldest live chunk.
     pub first: u64,
     pub steps: u64,
     pub bytes: u64,
     /// Set while a snapshot is written.
-    pub after_moment: Option<AfterMoment>,
+    pub after_save_point: Option<AfterSavePoint>,
 }
 
-/// Items inserted without new steps after the moment of a snapshot: the step count at their insertion does not
+/// Items inserted without new steps after the save point of a snapshot: the step count at their insertion does not
 /// distinguish them from the snapshot's.
-pub struct AfterMoment {
-    /// Steps the table had taken at the moment.
+pub struct AfterSavePoint {
+    /// Steps the table had taken at the save point.
     pub taken: u64,
     pub items: HashSet<ItemId>,
 }
@@ -32,7 +32,7 @@ impl Arrivals {
     /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
     pub fn new(number: u16, chunks: usize) -> Self {
         let chunks = VecDeque::with_capacity(chunks);
-        Arrivals { chunks, number, first: 0, steps: 0, bytes: 0, after_moment: None }
+        Arrivals { chunks, number, first: 0, steps: 0, bytes: 0, after_save_point: None }
     }
 
     /// Bytes of the list for `chunks` chunks.

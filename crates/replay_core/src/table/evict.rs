@@ -15,8 +15,8 @@ use super::stored::StoredChunk;
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Handle>;
 
-/// Pushes wait for readers, and evict no more for them, once evicted chunks that these hold have more than a fourth of the table's
-/// bytes: a slow reader makes the table smaller by a fourth, and does not empty one of few large chunks.
+/// Pushes wait, instead of evicting more, once sampled batches hold evicted chunks of more than a fourth of the table's bytes: a slow
+/// learner makes the table smaller by a fourth, and does not empty one of few large chunks.
 const HELD_BY_READERS: u64 = 4;
 
 /// Most chunks evicted under one hold of the insert lock: bounds the hold, and the size of their preallocated list.
@@ -26,7 +26,7 @@ impl Table {
     /// Evicts the oldest chunks until the push fits, at most [`EVICTED_AT_ONCE`] of them. `false`: the caller drops `evicted`
     /// and tries again. `Err` is the reason of the wait.
     pub(super) fn make_room(&self, arrivals: &mut Arrivals, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
-        // Evicted chunks whose blobs readers hold, or that another push is about to drop.
+        // Evicted chunks whose blobs sampled batches hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(arrivals.bytes);
         let waits = pinned > self.held.limit / HELD_BY_READERS;
         let used = if waits { push.bytes } else { pinned + push.bytes };
@@ -34,7 +34,7 @@ impl Table {
         let wait = |bytes: u64| {
             let missing = bytes - limit;
             format!(
-                "has {pinned} of its {limit} bytes in evicted chunks that readers still hold; waiting for them to let go of {missing}"
+                "has {pinned} of its {limit} bytes in evicted chunks that sampled batches still hold; waiting until {missing} of them are free"
             )
         };
         if pinned + push.bytes > limit {
@@ -49,7 +49,7 @@ impl Table {
                 return Ok(false);
             }
             let Some((handle, oldest)) = arrivals.pop(&self.chunks) else {
-                return Err("waits for readers that are taking its last items".to_owned());
+                return Err("waits for samples that are taking its last items".to_owned());
             };
             self.end_items(&oldest);
             evicted.push(handle);
@@ -123,7 +123,7 @@ impl Table {
         let logged = || logged.load(Ordering::Relaxed) || logged.swap(true, Ordering::Relaxed);
         if unread > 0 && !logged() {
             tracing::warn!(
-                "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its readers \
+                "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its learners \
                  are slower than its writers; give it a larger capacity, or samples_per_insert, for which writers wait. The \
                  statistic evicted_unread_items counts further ones",
                 self.config.name,

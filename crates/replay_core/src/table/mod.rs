@@ -96,7 +96,7 @@ pub struct Table {
 /// What the bytes of rows mean.
 struct RowFormat {
     layout: RowLayout,
-    /// [`TableConfig::checksum`] without and with the view: what readers decode with.
+    /// [`TableConfig::checksum`] without and with the view: what batches are decoded with.
     checksums: [u32; 2],
 }
 

@@ -1,4 +1,4 @@
-//! State machine of one waiting call, without clock and I/O: when to attempt it, when to listen for changes, and how it ends. Between
+//! The states of one waiting call, without clock and I/O: when to attempt it, when to listen for changes, and how it ends. Between
 //! steps an in-process call sleeps on its thread, a server's request in its coroutine.
 
 use std::time::Instant;

@@ -28,7 +28,7 @@ use super::{Attempt, Table, Turn};
 
 impl Table {
     /// Applies a push once and returns the steps that the table has taken from this writer so far; a repeated push is
-    /// acknowledged without being applied. Blocked by the rate limiter, by evicted chunks that readers still hold, or by earlier
+    /// acknowledged without being applied. Blocked by the rate limiter, by evicted chunks that sampled batches still hold, or by earlier
     /// waiting pushes (a push without items skips the queue). A writer whose parameters are older than `max_version_lag` allows
     /// is blocked first.
     ///
@@ -227,8 +227,7 @@ impl Table {
         Ok(())
     }
 
-    /// Puts items in place, whose chunks are, also those of the same push: `pushed`. `history` is by index; calls `placed` with index and id
-    /// of each. Only under the insert lock.
+    /// Puts items in place, after their chunks; `pushed` are those of the same push. Calls `placed` with the index and id of each. Only under the insert lock.
     pub(super) fn place_items(
         &self,
         arrivals: &mut Arrivals,
@@ -260,7 +259,7 @@ impl Table {
             self.sampler.insert(id, item.priority);
             self.max_priority.insert(id, item.priority);
             lock(&chunk.items).push(id);
-            if let Some(after) = arrivals.after_moment.as_mut().filter(|after| after.taken == born) {
+            if let Some(after) = arrivals.after_save_point.as_mut().filter(|after| after.taken == born) {
                 after.items.insert(id);
             }
             placed(index, id);

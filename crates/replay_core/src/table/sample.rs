@@ -232,7 +232,7 @@ impl Table {
                 self.want_samples(left + u64::from(wanted).saturating_sub(found));
             }
             return Ok(self.blocked_sample(&format!(
-                "has {found} items to sample at the moment of the {} asked for; waiting for writers",
+                "has {found} items to sample now of the {} asked for; waiting for writers",
                 request.count
             )));
         }
@@ -240,7 +240,7 @@ impl Table {
         Ok(Attempt::Ready(sampling.finish(live_items, min_probability)?))
     }
 
-    /// Samples a part of a batch: what there is now. Its reader asks other memories for the rest.
+    /// Samples a part of a batch: what there is now. The client asks other memories for the rest.
     fn sample_part(self: &Arc<Self>, request: &SampleRequest, part: BatchPart) -> Result<Sampled> {
         // Whole samples that wait here come first.
         let is_free = !self.held.samples.is_waited();
@@ -258,7 +258,7 @@ impl Table {
             self.want_samples(self.items.samples_left().max(0) as u64 + u64::from(request.count.max(1)));
         }
         let mut sampled = sampling.finish(live_items, min_probability)?;
-        // Items that are pushed at this moment have no mass yet, which is not the same as priorities of 0.
+        // Items that are being pushed have no mass yet, which is not the same as priorities of 0.
         let counts = total.units > 0 || self.is_massless()?;
         sampled.state = Some(PartState {
             number: self.number(),

@@ -1,4 +1,4 @@
-//! A table to the records of a snapshot, while it is in use. [`Table::moment`] notes the instant, between two pushes, that
+//! A table to the records of a snapshot, while it is in use. [`Table::save_point`] notes the instant, between two pushes, that
 //! the records describe. Writing them holds the insert lock for a few chunks' names at a time, never over I/O; each chunk is
 //! pinned while it is written, so a full table can still evict the others.
 
@@ -13,7 +13,7 @@ use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 
 use super::Table;
-use super::arrivals::{AfterMoment, Arrivals};
+use super::arrivals::{AfterSavePoint, Arrivals};
 use super::ids::ItemId;
 use super::writers::WriterIdentity;
 
@@ -30,7 +30,7 @@ struct Saved {
 }
 
 /// A table between two pushes. Until it is dropped, the table keeps the ids of items that are inserted without new steps.
-pub(crate) struct Moment {
+pub(crate) struct SavePoint {
     table: Arc<Table>,
     /// Number of the chunk that arrives next.
     end: u64,
@@ -39,50 +39,51 @@ pub(crate) struct Moment {
     writers: Option<Vec<WriterRecord>>,
 }
 
-impl Drop for Moment {
+impl Drop for SavePoint {
     fn drop(&mut self) {
         // An error is a table that has failed.
         if let Ok(mut arrivals) = self.table.lock_arrivals() {
-            arrivals.after_moment = None;
+            arrivals.after_save_point = None;
         }
     }
 }
 
 impl Table {
-    /// Records the steps and items of the table, `with_writers` also the progress of the writers, consistent with the steps. One moment of
+    /// Records the steps and items of the table, `with_writers` also the progress of the writers, consistent with the steps. One save point of
     /// a table at a time.
-    pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
+    pub(crate) fn save_point(self: Arc<Self>, with_writers: bool) -> Result<SavePoint> {
         let (end, state, writers) = self.writers.between_pushes(|open| {
             let (end, state) = self.note(&mut *self.lock_arrivals()?);
             let records = || open.iter().map(|(number, writer)| writer.record(*number)).collect();
             Ok::<_, Error>((end, state, with_writers.then(records)))
         })?;
-        Ok(Moment { table: self, end, state, writers })
+        Ok(SavePoint { table: self, end, state, writers })
     }
 
     fn note(&self, arrivals: &mut Arrivals) -> (u64, TableState) {
         let state = self.state();
-        arrivals.after_moment = Some(AfterMoment { taken: state.counters.inserted_steps, items: HashSet::new() });
+        arrivals.after_save_point =
+            Some(AfterSavePoint { taken: state.counters.inserted_steps, items: HashSet::new() });
         (arrivals.end(), state)
     }
 
-    /// Writes the table's records: the chunks and items of the moment, without those evicted since. Each item has the priority
+    /// Writes the table's records: the chunks and items of the save point, without those evicted since. Each item has the priority
     /// of the instant in which it is written.
-    pub(crate) fn save<W: Write>(moment: &Moment, out: &mut RecordWriter<W>) -> Result<()> {
-        let table = &moment.table;
+    pub(crate) fn save<W: Write>(point: &SavePoint, out: &mut RecordWriter<W>) -> Result<()> {
+        let table = &point.table;
         out.json(RecordKind::Table, &*table.config)?;
         let mut saved = Saved::default();
-        for writer in moment.writers.iter().flatten() {
+        for writer in point.writers.iter().flatten() {
             saved.write_writer(writer, out)?;
         }
-        table.save_chunks(moment.end, &mut saved, out)?;
-        table.save_items(moment, &saved, out)?;
+        table.save_chunks(point.end, &mut saved, out)?;
+        table.save_items(point, &saved, out)?;
         let arrivals = table.lock_arrivals()?;
         let (first, number) = (arrivals.first, arrivals.number);
         drop(arrivals);
         let evicted_chunks = saved.arrivals.partition_point(|&arrival| arrival < first);
-        let served = moment.writers.is_some().then_some(ServedTable { number, end: moment.end });
-        out.json(RecordKind::State, &TableState { served, ..moment.state_after(evicted_chunks) })
+        let served = point.writers.is_some().then_some(ServedTable { number, end: point.end });
+        out.json(RecordKind::State, &TableState { served, ..point.state_after(evicted_chunks) })
     }
 
     /// Writes the live chunks of the numbers up to `end`, exclusive.
@@ -117,14 +118,14 @@ impl Table {
         }
     }
 
-    /// Writes the live items of the moment: all rows of their windows were there.
-    fn save_items<W: Write>(&self, moment: &Moment, saved: &Saved, out: &mut RecordWriter<W>) -> Result<()> {
+    /// Writes the live items of the save point: all rows of their windows were there.
+    fn save_items<W: Write>(&self, point: &SavePoint, saved: &Saved, out: &mut RecordWriter<W>) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
         for (id, priority) in self.sampler.saved(&self.items) {
             let Some(item) = self.saved_item(id, priority, saved) else {
                 continue;
             };
-            if !self.is_before(moment, id, item.born)? {
+            if !self.is_before(point, id, item.born)? {
                 continue;
             }
             item.write(&mut body);
@@ -139,14 +140,14 @@ impl Table {
         }
     }
 
-    /// Whether an item existed at the moment, by the steps that the table had taken when it was inserted.
-    fn is_before(&self, moment: &Moment, id: ItemId, born: u64) -> Result<bool> {
-        let taken = moment.state.counters.inserted_steps;
+    /// Whether an item existed at the save point, by the steps that the table had taken when it was inserted.
+    fn is_before(&self, point: &SavePoint, id: ItemId, born: u64) -> Result<bool> {
+        let taken = point.state.counters.inserted_steps;
         if born != taken {
             return Ok(born < taken);
         }
         let arrivals = self.lock_arrivals()?;
-        let after = arrivals.after_moment.as_ref();
+        let after = arrivals.after_save_point.as_ref();
         Ok(after.is_none_or(|after| !after.items.contains(&id)))
     }
 
@@ -185,8 +186,8 @@ impl Table {
     }
 }
 
-impl Moment {
-    /// State of the moment, with later evictions, which the snapshot leaves out, and the current largest priority, which no item of the
+impl SavePoint {
+    /// State of the save point, with later evictions, which the snapshot leaves out, and the current largest priority, which no item of the
     /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
         let now = self.table.state();
@@ -232,7 +233,7 @@ mod tests {
         let table = memory.create_table(&config).unwrap();
         table.open_writer(&open(1, 1)).unwrap();
         apply(&table, &push(1, None));
-        let moment = table.clone().moment(true).unwrap();
+        let point = table.clone().save_point(true).unwrap();
         // Another item of the first step.
         let item = Push {
             sequence: 2,
@@ -244,8 +245,8 @@ mod tests {
 
         let mut bytes = Vec::new();
         let mut out = RecordWriter::new(&mut bytes).unwrap();
-        Table::save(&moment, &mut out).unwrap();
-        drop(moment);
+        Table::save(&point, &mut out).unwrap();
+        drop(point);
         let mut records = RecordReader::new(&bytes[..], bytes.len() as u64).unwrap();
         let (mut chunks, mut items) = (0, 0);
         loop {
@@ -266,6 +267,6 @@ mod tests {
             }
         }
         assert_eq!((chunks, items), (1, 1));
-        assert!(table.lock_arrivals().unwrap().after_moment.is_none());
+        assert!(table.lock_arrivals().unwrap().after_save_point.is_none());
     }
 }

@@ -80,7 +80,7 @@ pub struct Held {
     pub limit: u64,
     pub pushes: Arc<WaitingLine>,
     pub samples: Arc<WaitingLine>,
-    /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
+    /// The table's share of the memory's byte limit, until no batch holds a blob of the dropped table.
     _reservation: Reservation,
 }
 

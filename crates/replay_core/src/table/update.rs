@@ -8,7 +8,7 @@ use base::notation::shortened;
 
 use super::Table;
 
-/// Most bytes of a reader's reason that are logged.
+/// Most bytes of the reason that are logged.
 const MAX_REASON: usize = 200;
 
 /// Bytes that an update allocates for an id: its item and priority, the update of the tree, and a change of a sum.
@@ -49,7 +49,7 @@ impl Table {
         Ok(UpdateReceipt { applied: applied as u32, stale: stale as u32 })
     }
 
-    /// Removes an item whose data a reader could not decode, and returns the name of the writer that pushed it;
+    /// Removes an item that a client could not decode, and returns the name of the writer that pushed it;
     /// `None` when it is gone.
     pub fn report_corrupt(&self, id: u64, reason: &str) -> Option<String> {
         let id = self.items.named(id)?;

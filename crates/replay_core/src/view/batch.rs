@@ -1,7 +1,7 @@
 //! A batch of arrays, and the buffers under them.
 //!
 //! Several arrays may share a buffer, as `observation` and `next_observation` do. A buffer returns to its pool when its
-//! last array is dropped, so a batch never changes under its reader, and the system clears the megabytes of a window
+//! last array is dropped, so a batch does not change while it is used, and the system clears the megabytes of a window
 //! buffer only once.
 
 use std::sync::{Arc, Mutex, Weak};

@@ -96,7 +96,7 @@ impl<'a> Unpacker<'a> {
             (key @ Blob::Value(_), KeyRole::Key) => self.keys[number].unpack(key, codec, out.len())?.base(),
             // Not packed, see `Codec::unpack`.
             (Blob::Value(blob), _) if blob.len() == out.len() => blob,
-            // Not streamed: unpacked in its place.
+            // Not streamed: unpacked into the batch.
             (Blob::Value(blob), _) if !self.copies.streams(out.len()) => {
                 return codec.unpack(blob, out);
             }

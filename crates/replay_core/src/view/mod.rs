@@ -160,9 +160,9 @@ impl Decoder {
 
         let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
         let mut failed = failed.into_iter().peekable();
-        for place in 0..windows.len() {
-            let item = order.as_ref().map_or(place, |order| order[place]);
-            match failed.next_if(|(failed, _)| *failed == place) {
+        for position in 0..windows.len() {
+            let item = order.as_ref().map_or(position, |order| order[position]);
+            match failed.next_if(|(failed, _)| *failed == position) {
                 Some((_, reason)) => rejected.push(Rejected { id: sampled.items[item].id, item, reason }),
                 None => items.push(item),
             }

@@ -24,7 +24,7 @@ impl Copies {
         self.streamed && bytes >= SHORTEST
     }
 
-    /// Copies a value to its place.
+    /// Copies a value.
     ///
     /// # Panics
     /// When the two are of different sizes.
@@ -51,7 +51,7 @@ impl Drop for Copies {
 fn stream(from: &[u8], to: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
 
-    assert_eq!(from.len(), to.len(), "a value has the size of its place");
+    assert_eq!(from.len(), to.len(), "a value has the size of its slot");
     let ahead = to.as_ptr().align_offset(align_of::<__m128i>()).min(to.len());
     let (head, rest) = from.split_at(ahead);
     let (to_head, to_rest) = to.split_at_mut(ahead);

@@ -84,7 +84,7 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
     actor.push_next(16);
     let mut turn = Turn::default();
     let text = blocked(actor.try_push_in_turn(actor.next(16), &mut turn));
-    assert!(text.contains("readers still hold"), "{text}");
+    assert!(text.contains("sampled batches still hold"), "{text}");
     // The first chunk is evicted but read: the second would leave the table empty.
     assert_eq!((stat(&table, "steps"), stat(&table, "pinned_bytes")), (16, chunk));
     assert_eq!(stat(&table, "blocked_pushes"), 0, "a call without time makes one attempt");

@@ -78,7 +78,7 @@ fn inserts_and_samples_wait_for_each_other() {
     // 8 sampled items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
     (4..8).for_each(|step| writer.push(body(step, 1), &one_try()).unwrap());
     let text = deadline(writer.push(body(8, 1), &one_try()));
-    assert!(text.contains("waits for its readers to sample 2 more"), "{text}");
+    assert!(text.contains("waits until 2 more are sampled"), "{text}");
     // Down to 8 behind.
     let batch = replay(&memory).sample("t", &request(14), &one_try()).unwrap();
     let text = deadline(replay(&memory).sample("t", &request(4), &one_try()));

@@ -25,9 +25,9 @@ pub struct Order {
     by: RankBy,
     /// Rank and slot of each item. The first `len` are a heap: index i has its parent, which ranks before it, at (i - 1) / 2. Then
     /// come items that died or whose last sample is taken; that may still be given back.
-    places: Box<[(Rank, u32)]>,
+    ranked: Box<[(Rank, u32)]>,
     len: usize,
-    /// Generation and index in `places` by slot. A slot that never had an item is of generation 0, which no live item has.
+    /// Generation and index in `ranked` by slot. A slot that never had an item is of generation 0, which no live item has.
     slots: Box<[(u32, u32)]>,
     /// Insertions and updates so far.
     changes: u64,
@@ -82,13 +82,13 @@ impl Order {
 
     /// The item at an index below [`Self::len`]: the first one at 0.
     pub fn at(&self, index: usize) -> Option<ItemId> {
-        let &(_, slot) = self.places[..self.len].get(index)?;
+        let &(_, slot) = self.ranked[..self.len].get(index)?;
         Some(ItemId { slot, generation: self.slots[slot as usize].0 })
     }
 
     /// The priority of an item, 1 where it does not matter; `None` when another one has its slot.
     pub fn priority(&self, id: ItemId) -> Option<f64> {
-        let ((first, _), _) = self.places[self.index(id)?];
+        let ((first, _), _) = self.ranked[self.index(id)?];
         Some(match self.by {
             RankBy::Oldest | RankBy::Newest => 1.0,
             RankBy::Highest => f64::from_bits(!first),
@@ -99,15 +99,15 @@ impl Order {
     /// Number of the last change and id of every item, in no order; some may have died.
     fn changes(&self) -> Vec<(u64, ItemId)> {
         let change = |&((_, change), slot)| (change, ItemId { slot, generation: self.slots[slot as usize].0 });
-        self.places.iter().map(change).collect()
+        self.ranked.iter().map(change).collect()
     }
 
     /// Sorts the heap if more than one in `interval` of its items were changed since: a sorted array is a heap, too.
     pub fn sort_at(&mut self, interval: usize) {
         if self.unsorted.saturating_mul(interval) > self.len {
             self.unsorted = 0;
-            self.places[..self.len].sort_unstable();
-            for (index, &(_, slot)) in (0..).zip(&self.places[..self.len]) {
+            self.ranked[..self.len].sort_unstable();
+            for (index, &(_, slot)) in (0..).zip(&self.ranked[..self.len]) {
                 self.slots[slot as usize].1 = index;
             }
         }
@@ -131,28 +131,28 @@ impl Order {
             RankBy::Lowest => priority,
         };
         let (_, index) = self.slots[id.slot as usize];
-        self.places[index as usize].0 = (first, self.changes);
+        self.ranked[index as usize].0 = (first, self.changes);
     }
 
     /// Moves the item at `index` up or down to where its rank belongs in the heap.
     fn sift(&mut self, mut index: usize) {
-        while index > 0 && index < self.len && self.places[index] < self.places[(index - 1) / 2] {
+        while index > 0 && index < self.len && self.ranked[index] < self.ranked[(index - 1) / 2] {
             self.swap(index, (index - 1) / 2);
             index = (index - 1) / 2;
         }
         loop {
             let children = 2 * index + 1..self.len.min(2 * index + 3);
-            let first = children.min_by_key(|&child| self.places[child].0);
-            let Some(child) = first.filter(|&child| self.places[child] < self.places[index]) else { break };
+            let first = children.min_by_key(|&child| self.ranked[child].0);
+            let Some(child) = first.filter(|&child| self.ranked[child] < self.ranked[index]) else { break };
             self.swap(index, child);
             index = child;
         }
     }
 
     fn swap(&mut self, a: usize, b: usize) {
-        self.places.swap(a, b);
+        self.ranked.swap(a, b);
         for index in [a, b] {
-            let (_, slot) = self.places[index];
+            let (_, slot) = self.ranked[index];
             self.slots[slot as usize].1 = index as u32;
         }
     }
@@ -171,7 +171,7 @@ impl LockedOrder {
         let slots = 0..config.capacity as u32;
         LockedOrder(Mutex::new(Order {
             by,
-            places: slots.clone().map(|slot| ((0, 0), slot)).collect(),
+            ranked: slots.clone().map(|slot| ((0, 0), slot)).collect(),
             len: 0,
             slots: slots.map(|index| (0, index)).collect(),
             changes: 0,
@@ -273,9 +273,9 @@ mod tests {
                 order.remove(later);
                 order.enter(later);
                 for index in 1..order.len {
-                    prop_assert!(order.places[(index - 1) / 2] < order.places[index], "it is a heap");
+                    prop_assert!(order.ranked[(index - 1) / 2] < order.ranked[index], "it is a heap");
                 }
-                for (index, &(_, slot)) in order.places.iter().enumerate() {
+                for (index, &(_, slot)) in order.ranked.iter().enumerate() {
                     prop_assert_eq!(order.slots[slot as usize].1 as usize, index);
                 }
             }

@@ -2,7 +2,7 @@
 //! variant).
 //!
 //! Items that can be sampled are ranked from 1 on: by priority, the highest first, and among equal priorities by the last insertion or
-//! update, the oldest first. Items of priority 0 are ranked like any other. As in the paper, ranks are the places in an array that is
+//! update, the oldest first. Items of priority 0 are ranked like any other. As in the paper, ranks are the positions in an array that is
 //! sorted at intervals, by the sample that finds more than one in [`INTERVAL`] of the items inserted, updated or removed since. Until
 //! then the array is a heap: a changed item moves up or down by halving or doubling its rank, and the first rank is always exact.
 //!
