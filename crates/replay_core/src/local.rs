@@ -12,7 +12,7 @@ use crate::replay::{
 };
 use crate::schema::TableConfig;
 use crate::sync::Listener;
-use crate::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
+use crate::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
 use base::system;
 use base::wait::Wait;
 
@@ -23,8 +23,8 @@ fn block_on<T>(wait: &Wait<'_>, mut attempt: impl FnMut(bool, &mut Turn) -> Resu
     let mut slices = wait.slices(wait.deadline);
     loop {
         match call.step(system::now, Turn::changed, &mut attempt)? {
-            Step::Ready(done) => return Ok(done),
-            Step::Blocked { reason, changed } => {
+            Attempt::Ready(done) => return Ok(done),
+            Attempt::Blocked((reason, changed)) => {
                 let now = system::now();
                 reason.report(wait, now, Wait::REPORT_AFTER);
                 // Retries after a change, and at the end of the slice.

@@ -31,7 +31,7 @@ use crate::service::{NumberedTable, NumberedTables, Service};
 use base::system;
 use base::wait::Wait;
 use replay_core::replay::{OpenWriter, SampleRequest, WriterOpened};
-use replay_core::table::{Attempt, PendingCall, Step, Table, Turn, WriterConnection};
+use replay_core::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
 use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
@@ -461,8 +461,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             };
             let listen = |turn: &Turn| dispatcher.changed(body, turn);
             let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
-                Step::Ready(reply) => return Ok(reply),
-                Step::Blocked { reason, changed } => (reason, changed),
+                Attempt::Ready(reply) => return Ok(reply),
+                Attempt::Blocked(blocked) => blocked,
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
             let woken = Dispatcher::waits_for_readers(body, call.turn());

@@ -60,7 +60,7 @@ use crate::slab::Slab;
 use crate::sum_tree::Strata;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
 
-pub use pending_call::{Attempt, PendingCall, Step};
+pub use pending_call::{Attempt, PendingCall};
 pub use waiting::Turn;
 pub use writers::{WriterConnection, Writers};
 

@@ -11,10 +11,10 @@ use super::Turn;
 
 /// Result of one attempt at a call that may have to wait.
 #[derive(Debug)]
-pub enum Attempt<T> {
+pub enum Attempt<T, B = WaitReason> {
     Ready(T),
     /// Nothing was done. [`PendingCall`] says when to try again.
-    Blocked(WaitReason),
+    Blocked(B),
 }
 
 impl<T> Attempt<T> {
@@ -34,17 +34,6 @@ pub struct PendingCall<E = Error> {
     /// Makes the error at the end of the wait.
     ended: fn(WaitReason) -> E,
     tried: bool,
-}
-
-/// Result of [`PendingCall::step`].
-pub enum Step<T, L> {
-    Ready(T),
-    /// Blocked: the caller sleeps until a change, or until [`PendingCall::again`], and calls `step` again.
-    Blocked {
-        reason: WaitReason,
-        /// Completes at a change that may unblock it.
-        changed: L,
-    },
 }
 
 impl<E> PendingCall<E> {
@@ -71,23 +60,24 @@ impl<E> PendingCall<E> {
         }
     }
 
-    /// Attempts the call until it has ended, or is blocked with a listener that covers the whole attempt. `listen` makes a listener for
-    /// the changes that may unblock the call at its current queue position.
+    /// Attempts the call until it has ended, or is blocked with a listener that covers the whole attempt: then the caller sleeps until a
+    /// change, or until [`Self::again`], and calls `step` again. `listen` makes a listener for the changes that may unblock the call at
+    /// its current queue position.
     pub fn step<T, L>(
         &mut self,
         clock: impl Fn() -> Instant,
         listen: impl Fn(&Turn) -> Result<L, E>,
         mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>, E>,
-    ) -> Result<Step<T, L>, E> {
+    ) -> Result<Attempt<T, (WaitReason, L)>, E> {
         loop {
             let positions = self.turn.positions();
             // Before the attempt, so that no change after it is missed. The first attempt precedes the call's queue position.
             let changed = self.tried.then(|| listen(&self.turn)).transpose()?;
             match (self.attempt(&clock, &mut attempt)?, changed) {
-                (Attempt::Ready(done), _) => return Ok(Step::Ready(done)),
+                (Attempt::Ready(done), _) => return Ok(Attempt::Ready(done)),
                 // After a change of its queue position the call needs another listener.
                 (Attempt::Blocked(reason), Some(changed)) if positions == self.turn.positions() => {
-                    return Ok(Step::Blocked { reason, changed });
+                    return Ok(Attempt::Blocked((reason, changed)));
                 }
                 (Attempt::Blocked(_), _) => {}
             }
@@ -149,7 +139,7 @@ mod tests {
             }
         }
 
-        fn step(&mut self) -> Result<Step<u64, event_listener::EventListener>> {
+        fn step(&mut self) -> Result<Attempt<u64, (WaitReason, event_listener::EventListener)>> {
             let now = self.clock.seconds.get();
             let (line, ready, attempts) = (self.line, self.ready, &mut self.attempts);
             self.pending.step(
@@ -176,13 +166,13 @@ mod tests {
     fn a_blocked_call_looks_again_once_it_listens_and_ends_when_it_is_let_through() {
         let (line, clock) = (Arc::default(), clock());
         let mut call = Call::new(&line, &clock, None);
-        assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+        assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
         assert_eq!(call.attempts, [false, false], "the second with a listener");
         let soon = clock.at(3) + Wait::CHECK_EVERY;
         assert_eq!(call.pending.again(clock.at(3), false), Some(soon));
         assert_eq!(call.pending.again(clock.at(3), true), None);
         clock.seconds.set(7);
-        assert!(matches!(call.step().unwrap(), Step::Ready(7)));
+        assert!(matches!(call.step().unwrap(), Attempt::Ready(7)));
         assert_eq!(call.attempts.len(), 3);
     }
 
@@ -192,7 +182,7 @@ mod tests {
         let mut first = Call::new(&line, &clock, None);
         let mut second = Call::new(&line, &clock, Some(60));
         for call in [&mut first, &mut second] {
-            assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+            assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
         }
         assert_eq!(second.pending.again(clock.at(0), false), Some(clock.at(60)));
         drop(first);
@@ -204,7 +194,7 @@ mod tests {
     fn at_its_end_a_blocked_call_fails() {
         let (line, clock) = (Arc::default(), clock());
         let mut call = Call::new(&line, &clock, Some(5));
-        assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+        assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
         clock.seconds.set(5);
         let Err(Error::Deadline { waited_for }) = call.step() else {
             panic!("its wait is over");

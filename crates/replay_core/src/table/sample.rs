@@ -213,13 +213,15 @@ impl Table {
                 )));
             }
         }
-        let Drawn { live_items, min_probability, .. } = match self.sampler.order() {
+        let (live_items, min_probability) = match self.sampler.order() {
             Some(order) => {
                 sampling.take_in_order(order)?;
-                let min_probability = request.min_probability.then_some(1.0);
-                Drawn { live_items: live, min_probability, total: Total::default() }
+                (live, request.min_probability.then_some(1.0))
             }
-            None => sampling.draw()?,
+            None => {
+                let drawn = sampling.draw()?;
+                (drawn.live_items, drawn.min_probability)
+            }
         };
         if sampling.batch.reserved > 0 && (sampling.items.is_empty() || !short) {
             if sampling.items.is_empty() && self.is_massless()? {

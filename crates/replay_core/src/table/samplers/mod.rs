@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | `prioritized`, `uniform` | at random, by the masses of the sum tree, without a lock |
+//! | `prioritized` | `prioritized`, `uniform`: at random, by the masses of the sum tree, without a lock |
 //! | `ordered` | the first item of an order: `fifo`, `lifo`, `max_heap`, `min_heap` |
 //! | `rank_based` | at random, by the rank of the priority |
 //! | `order` | the order of both, under one lock |
@@ -12,16 +12,14 @@ mod ordered;
 mod prioritized;
 mod rank_based;
 mod sampler;
-mod uniform;
 
 pub mod order;
 
 use crate::schema::{Sampler, TableConfig};
 
 use order::{LockedOrder, RankBy};
-use prioritized::Prioritized;
+use prioritized::{Prioritized, Uniform};
 use rank_based::RankBased;
-use uniform::Uniform;
 
 pub use ordered::{Ordered, Taken};
 pub use sampler::{EQUAL_MASS, ItemSampler, Total};

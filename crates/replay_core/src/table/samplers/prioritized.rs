@@ -11,8 +11,12 @@ use crate::sum_tree::{SampledLeaf, Update};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 
-use super::uniform::Uniform;
 use super::{ItemSampler, Total};
+
+/// `uniform`: at random, each live item with the same probability. Priorities are ignored and not kept.
+pub struct Uniform;
+
+impl ItemSampler for Uniform {}
 
 pub struct Prioritized {
     /// Above 0.
