@@ -58,8 +58,7 @@ impl Codec {
         }
     }
 
-    /// Packs a value into `out`, at least as long as the value, and returns the blob's length. `None` if packing saves
-    /// nothing: the blob is then the value itself.
+    /// Packs a value into `out`, at least as long, and returns the length of the blob; `None` if the value is its own blob.
     pub fn pack(self, value: &[u8], out: &mut [u8]) -> Option<usize> {
         let out = &mut out[..value.len()];
         let packed = match self {
@@ -71,10 +70,7 @@ impl Codec {
         packed.filter(|&length| length < value.len())
     }
 
-    /// Unpacks a blob into `out`, which has exactly the value's size.
-    ///
-    /// # Errors
-    /// The reason why the blob, which is untrusted, is not a value of this size.
+    /// Unpacks a blob, which is untrusted, into `out`, which has the size of the value. The error is the reason why it is no such value.
     pub fn unpack(self, blob: &[u8], out: &mut [u8]) -> Result<(), String> {
         if blob.len() == out.len() {
             out.copy_from_slice(blob);

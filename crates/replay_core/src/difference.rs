@@ -53,8 +53,7 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(runs.written)
 }
 
-/// A base, and a copy of it to which one difference at a time is applied. Before the next difference only the changed runs are
-/// restored, which copies fewer bytes than the whole base has.
+/// A base, and a copy to which one difference at a time is applied. Before the next one, only the changed runs are restored.
 #[derive(Clone, Default)]
 pub struct Patched {
     base: Vec<u8>,
@@ -64,10 +63,7 @@ pub struct Patched {
 }
 
 impl Patched {
-    /// Sets a base of `bytes` bytes, which `fill` writes.
-    ///
-    /// # Errors
-    /// Errors of `fill`; the base is then unspecified.
+    /// Sets a base of `bytes` bytes, which `fill` writes; after an error of `fill` it is unspecified.
     pub fn set_base<E>(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
         self.base.resize(bytes, 0);
         let filled = fill(&mut self.base);
@@ -80,10 +76,7 @@ impl Patched {
         &self.base
     }
 
-    /// Value that results from applying a difference to the base.
-    ///
-    /// # Errors
-    /// The difference extends beyond the value, or ends within a run.
+    /// The base with a difference applied. The error says that the difference ends within a run, or beyond the value.
     pub fn apply(&mut self, mut difference: &[u8]) -> Result<&[u8], &'static str> {
         const BEYOND: &str = "a difference reaches beyond its value";
         const CUT: &str = "a difference ends within a run";

@@ -17,12 +17,10 @@ use crate::view::{Array, Decoder};
 
 /// Bytes of chunks in one answer.
 const READ_BYTES: u32 = 4 << 20;
-/// Unpacked bytes of an episode after which the rest is a part of its own, so that a stream whose episodes never end does not have to fit
-/// in memory. The longest episodes of Atari (108,000 frames, of which every fourth is stored) take 190 MB.
+/// Unpacked bytes of an episode after which the rest is a part of its own: some episodes never end. The longest ones of Atari take 190 MB.
 const PART_BYTES: usize = 256 << 20;
 
-/// Packed bytes of all unfinished episodes after which the largest one is given out as far as it is there: the last episode of a stream
-/// without final rows is known to have ended only at the end of the table.
+/// Packed bytes of all unfinished episodes after which the largest is returned as it is: without final rows an end is not known.
 const OPEN_BYTES: usize = 1 << 30;
 
 type StreamName = (u32, u64, u32);

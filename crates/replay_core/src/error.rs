@@ -143,16 +143,12 @@ impl From<Interrupted> for Error {
 fn priority_advice(value: f64) -> &'static str {
     match value {
         0.0..f64::INFINITY => "a new item's priority is a float32, at most 3.4e38",
-        f64::NEG_INFINITY | f64::INFINITY => "a priority has to be finite and not negative",
-        _ if value.is_nan() => "a priority has to be finite and not negative",
+        _ if !value.is_finite() => "a priority has to be finite and not negative",
         _ => "a priority has to be finite and not negative; take the absolute value of TD errors",
     }
 }
 
-/// Validates priorities.
-///
-/// # Errors
-/// [`Error::Priority`] for the first one that is NaN, infinite or negative.
+/// Refuses priorities that are NaN, infinite or negative.
 pub fn check_priorities(priorities: &[f64]) -> Result<()> {
     check_priorities_to(f64::MAX, priorities.iter().copied())
 }

@@ -25,13 +25,9 @@ pub fn check_beta(beta: f64) -> Result<()> {
     Err(Error::Config(format!("the importance-sampling exponent beta is 0 to {MAX_BETA}, got {}", Number(beta))))
 }
 
-/// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the
-/// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive probability
-/// was not sampled at random and weighs 1.
-///
-/// # Errors
-/// [`Error::Config`] for a beta out of range, and for [`Normalization::Memory`] without the smallest
-/// probability.
+/// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the smallest probability
+/// p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive probability was not sampled at random and weighs 1.
+/// [`Normalization::Memory`] needs the smallest probability.
 pub(crate) fn importance_weights(
     probabilities: impl Iterator<Item = f64> + Clone,
     min_probability: Option<f64>,

@@ -129,10 +129,7 @@ impl Limiter {
         lock(&self.counts).inserted += items;
     }
 
-    /// Checks that a sample of `wanted` items can be admitted eventually, whatever the order of pushes.
-    ///
-    /// # Errors
-    /// [`Error::Config`] that says which slack would do.
+    /// Refuses a sample that may never be admitted, whatever the order of pushes. The error says which slack would do.
     pub fn check_sample(&self, wanted: u32) -> Result<()> {
         let most = 2.0 * self.slack - self.samples_per_insert;
         if !self.limits_ratio() || f64::from(wanted) <= most + TOLERANCE {
@@ -294,7 +291,7 @@ mod tests {
         assert_eq!(insert(&l, 1), Ok(()));
         l.count_insert(2);
         let text = insert(&l, 3).unwrap_err();
-        assert!(text.contains("sample 4 more"), "{text}");
+        assert!(text.contains("until 4 more are sampled"), "{text}");
         assert_eq!(sample(&l, 3, 4), Ok(4));
         assert_eq!(insert(&l, 3), Ok(()));
         // d = 8; down to centre - slack = -4 are 12 samples.

@@ -23,8 +23,7 @@ use base::system;
 pub struct MemoryLimits {
     /// Bytes of all tables at their capacity with their indexes, all parameters and all receive buffers.
     pub max_bytes: u64,
-    /// Part of `max_bytes` for receive buffers: one half for pushes, the other for all other requests, so that these
-    /// never wait for pushes. A frame longer than a half is never received.
+    /// Part of `max_bytes` for receive buffers: a half for pushes, and a half for requests that never wait for them. Longer frames are refused.
     pub receive_bytes: u64,
     /// Makes sampling reproducible where one thread pushes and samples; `None` is a random seed.
     pub seed: Option<u64>,
@@ -205,10 +204,7 @@ impl Memory {
         )
     }
 
-    /// The table of that name.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`] with the existing names.
+    /// The table of that name. The error names the existing ones.
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
         let tables = lock(&self.tables);
         tables.get(name).cloned().ok_or_else(|| unknown(name, &tables))
@@ -226,10 +222,7 @@ impl Memory {
         }
     }
 
-    /// Removes every step and item of a table and resets its rate limiter and its largest priority; writers continue.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`]; [`Error::Internal`] for a table that has failed.
+    /// Removes every step and item of a table, and resets its rate limiter and its largest priority. Writers continue.
     pub fn empty_table(&self, name: &str) -> Result<()> {
         self.table(name)?.empty()
     }

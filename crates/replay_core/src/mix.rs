@@ -10,10 +10,7 @@ use base::notation::Number;
 
 pub const MAX_TABLES: usize = 256;
 
-/// Checks the shares of tables in a batch.
-///
-/// # Errors
-/// [`Error::Config`] unless there are 1 to 256, positive, with a sum of 1.
+/// Checks the shares of the tables in a batch: 1 to 256, positive, with a sum of 1.
 pub fn check_shares(shares: &[f64]) -> Result<()> {
     if shares.is_empty() || shares.len() > MAX_TABLES {
         return Err(Error::Config(format!("a mix has 1 to {MAX_TABLES} tables, got {}", shares.len())));
@@ -31,7 +28,7 @@ pub fn check_shares(shares: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// Items of each table in a batch of `items`: the shares, rounded so that they add up (largest remainder).
+/// Items of each table in a batch of `items`: the shares, rounded so that they add up (largest remainder). An error if a table has none.
 pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
     let exact: Vec<f64> = shares.iter().map(|share| share * f64::from(items)).collect();
     // Rounding: the float 1/3 times 9 items may be just below 3.

@@ -78,8 +78,8 @@ impl ParameterStore {
         self.put_version(name, id, 0, bytes)
     }
 
-    /// [`ParameterStore::put`] as version `version` if that exceeds the newest, so that several memories agree. A copy from
-    /// another memory has no `id`, and is dropped if its version is not newer.
+    /// [`ParameterStore::put`] as version `version` if that exceeds the newest, so that several memories agree. A copy from another memory has
+    /// no `id`, and is dropped if its version is not newer.
     pub fn put_version(&self, name: &str, id: u64, version: u64, bytes: Bytes) -> Result<u64> {
         Self::check_name(name)?;
         Self::check_version(name, version, 0..MOST_VERSIONS / 2)?;
@@ -123,8 +123,7 @@ impl ParameterStore {
         Ok(version)
     }
 
-    /// Removes the parameters of this name, if there are any. Their file is freed once its last reader drops it. The next put continues
-    /// the version numbers, so that readers notice it.
+    /// Removes parameters; the last holder of the file frees it. The next put continues the version numbers, so that clients notice it.
     pub fn remove(&self, name: &str) {
         let mut names = lock(&self.names);
         let earlier = names.iter().filter(|(_, stored)| stored.is_dropped());

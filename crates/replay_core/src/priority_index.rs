@@ -100,11 +100,9 @@ impl PriorityIndex {
         Ok(())
     }
 
-    /// Samples `count` indexes with replacement, one from each of `count` equal parts of the sum of priorities.
-    ///
-    /// # Errors
-    /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
-    /// out of range; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
+    /// Samples `count` indexes with replacement, one from each of `count` equal parts of the sum of priorities. [`Error::NothingSet`] when no
+    /// index has a priority above zero; [`Error::Config`] for no indexes, or a `beta` out of range; [`Error::TooLarge`] beyond
+    /// [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn sample(&self, count: u32, beta: f64) -> Result<SampledIndexes> {
         check_samples(count)?;
         // The process: forks inherit the index, and draw samples of their own unless the caller has chosen the seed.

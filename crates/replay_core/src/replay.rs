@@ -108,12 +108,11 @@ pub struct SampleRequest {
     pub definition: u32,
 }
 
-/// One memory's part of a batch that is sampled from several. It never waits: its reply has as many items as there are, perhaps none, and a
-/// [`PartState`]. [`min_size`](TableConfig::min_size) counts over all memories, at the client.
+/// One memory's part of a batch from several. It never waits: its reply has as many items as there are, perhaps none, and a [`PartState`].
+/// The client checks [`min_size`](TableConfig::min_size) over all memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPart {
-    /// Samples to take from the rate limiter, as far as it admits them. The client takes as many as it gets items, from all memories
-    /// together.
+    /// Samples to take from the rate limiter, as far as it admits them: over all memories as many as the client gets items.
     pub take: u32,
 }
 
@@ -176,8 +175,7 @@ pub struct Sampled {
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
-    /// Lengths of the parts, one after the other, of a batch from several tables or servers; empty for one of each.
-    /// [`Decoder`](crate::view::Decoder) mixes them.
+    /// Lengths of the parts of a batch from several tables or servers, which [`Decoder`](crate::view::Decoder) mixes; empty for one.
     pub parts: Vec<usize>,
     /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
@@ -203,8 +201,7 @@ pub struct ReadSteps {
 pub struct ReadPosition {
     /// Index of the server among several. Not sent over the wire.
     pub server: u32,
-    /// The table's number, see [`IdSpace`](crate::table::ids::IdSpace): a new table of the same name has another. A restart of
-    /// its server keeps it.
+    /// The number of the table, see [`IdSpace`](crate::table::ids::IdSpace); a restart of its server keeps it.
     pub number: u16,
     /// Number of the next chunk, in the order of arrival.
     pub next: u64,
@@ -338,8 +335,7 @@ pub trait Replay<E = Error>: Send + Sync {
     fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
-    /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` uses this version from now on, see
-    /// [`TableConfig::max_version_lag`].
+    /// The newest version, or `None` when it is not newer than `newer_than`. `writer` uses it from now on, see [`TableConfig::max_version_lag`].
     fn get_parameters(
         &self,
         name: &str,

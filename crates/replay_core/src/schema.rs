@@ -52,8 +52,7 @@ impl From<ReadColumn> for Column {
 impl Column {
     /// Least bytes of a value that is packed by default: an LZ4 block of fewer is rarely shorter than its input.
     const PACKED_FROM_BYTES: usize = 64;
-    /// The same of vectors of floats. Most of their numbers change in every step, so that they only become longer, and a sample
-    /// of 256 takes 1.4 times as long.
+    /// For vectors of floats, most of which change in every step: packed they are longer, and a sample of 256 takes 1.4 times as long.
     const PACKED_VECTOR_FROM_BYTES: usize = 1024;
 
     /// A column with the default codec: LZ4 for values of 64 bytes and more, vectors of floats of 1,024 and more, else none.
@@ -110,8 +109,7 @@ pub enum Sampler {
     Lifo,
     MaxHeap,
     MinHeap,
-    /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016). Ranks are
-    /// sorted at intervals.
+    /// With a probability in proportion to 1 / rank^exponent (Schaul et al., 2016). Ranks are sorted at intervals.
     RankBased,
 }
 
@@ -145,8 +143,7 @@ pub struct TableConfig {
     pub capacity_bytes: u64,
     #[serde(default)]
     pub sampler: Sampler,
-    /// Exponent on priorities (alpha in Schaul et al., 2016), applied once, here. 0 samples
-    /// every live item with the same probability.
+    /// Exponent on priorities (alpha in Schaul et al., 2016). 0 samples every live item with the same probability.
     #[serde(default = "default_priority_exponent")]
     pub priority_exponent: f64,
     /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
@@ -270,10 +267,7 @@ impl TableConfig {
         Ok(())
     }
 
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// [`Error::Table`] that names the first invalid field and its valid values.
+    /// Checks every field. The error names the first invalid one and its valid values.
     pub fn validate(&self) -> Result<()> {
         let check = |holds: bool, reason: &dyn Fn() -> String| match holds {
             true => Ok(()),
@@ -398,7 +392,7 @@ impl TableConfig {
         (self.samples_per_insert * inserts).max(4096.0).min(most)
     }
 
-    /// The view of a writer or a sample: the one that it names, else the table's.
+    /// The view of a writer or a sample: the one that it names, else that of the table. The error says that there is neither.
     pub fn view_or_own(&self, named: Option<ViewSpec>) -> Result<ViewSpec> {
         named.or_else(|| self.view.clone()).ok_or_else(|| {
             Error::Config(format!(
@@ -416,8 +410,7 @@ impl TableConfig {
         crc32fast::hash(&text).max(1)
     }
 
-    /// The differences between this definition and one that is asked for, field by field; `None` when they agree. `asked` without
-    /// a view matches any.
+    /// The fields that differ from a definition that is asked for; `None` when they agree. `asked` without a view matches any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         self.difference_from(asked, "asked for")
     }

@@ -81,10 +81,7 @@ impl<T> Slab<T> {
         u64::from(capacity) * (size_of::<Slot<T>>() + FreeSlots::SLOT_BYTES) as u64
     }
 
-    /// Stores a value.
-    ///
-    /// # Errors
-    /// Hands the value back when every slot is taken, by a live value or by one that is retired and pinned.
+    /// Stores a value; hands it back when every slot has a value that is live, or retired and pinned.
     pub fn insert(&self, value: T) -> Result<Handle, T> {
         let Some(index) = self.free.pop() else {
             return Err(value);

@@ -226,11 +226,7 @@ impl ViewSpec {
         }
     }
 
-    /// Checks the numbers, and that the table has the columns that the view reads.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a number out of range; [`Error::Schema`] for a column that is missing, has a wrong shape,
-    /// or has the name of an array that the view makes.
+    /// Checks the numbers, and that the table has the columns that the view reads, with the right shapes and names.
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
         let mut made = vec!["weights", "probabilities", "ids", "ages"];

@@ -192,19 +192,13 @@ impl<E: From<Error>> Writer<E> {
         Ok(())
     }
 
-    /// Pushes full open chunks, without waiting until they are applied.
-    ///
-    /// # Errors
-    /// The push's errors. No step is lost, and the next call retries.
+    /// Pushes full open chunks, without waiting until they are applied. After an error no step is lost, and the next call retries.
     pub fn send(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
         self.push_full(wait)
     }
 
-    /// Pushes all steps and returns when they are applied. Open windows stay open.
-    ///
-    /// # Errors
-    /// The push's errors. No step is lost, and the next call retries.
+    /// Pushes all steps and returns when they are applied. Open windows stay open. After an error the next call retries.
     pub fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.push_and_flush(false, wait)
     }
@@ -222,11 +216,8 @@ impl<E: From<Error>> Writer<E> {
         self.channel.flush(wait)
     }
 
-    /// Flushes and closes the writer on the memory, whatever the age of its parameters. Windows of unfinished episodes never
-    /// become items.
-    ///
-    /// # Errors
-    /// The push's errors; the writer then stays open.
+    /// Flushes and closes the writer, whatever the age of its parameters; after an error it stays open. Windows of unfinished episodes are
+    /// dropped.
     pub fn close(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.closed {
             return Ok(());

@@ -20,8 +20,7 @@ pub struct Arrivals {
     pub after_save_point: Option<AfterSavePoint>,
 }
 
-/// Items inserted without new steps after the save point of a snapshot: the step count at their insertion does not
-/// distinguish them from the snapshot's.
+/// Items inserted after a save point and before the next step: their step count does not distinguish them from those of the snapshot.
 pub struct AfterSavePoint {
     /// Steps the table had taken at the save point.
     pub taken: u64,

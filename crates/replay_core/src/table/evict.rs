@@ -62,8 +62,7 @@ impl Table {
         Ok(self.held.bytes() + push.bytes <= self.held.limit)
     }
 
-    /// Removes all chunks that are live now, with their items, and resets the limiter and the largest priority. Writers
-    /// continue; no window reaches back beyond this.
+    /// Removes all live chunks with their items, and resets the limiter and the largest priority; no window begins before this.
     pub(crate) fn empty(&self) -> Result<()> {
         self.catch_panic(|| {
             let end = self.begin_to_empty()?;
@@ -85,8 +84,7 @@ impl Table {
         Ok(arrivals.end())
     }
 
-    /// Removes at most [`EVICTED_AT_ONCE`] of the oldest chunks before `end`; `removed` is empty before and after. `false` if
-    /// there were none.
+    /// Removes at most [`EVICTED_AT_ONCE`] of the oldest chunks before `end`, and returns whether there were any. `removed` is a buffer.
     fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
         let mut arrivals = self.lock_arrivals()?;
         while removed.len() < EVICTED_AT_ONCE && arrivals.first < end {

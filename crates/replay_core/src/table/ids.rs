@@ -76,8 +76,7 @@ impl IdSpace {
     }
 }
 
-/// Ids of items that a server has restored: they keep the ids that they had before, under the numbers of earlier tables, so
-/// each item has one id however often its server restarts. Items that are inserted later have ids of the table's own number.
+/// Ids of items that a server has restored: as before, with the numbers of earlier tables. Later items have the number of this one.
 pub struct RestoredIds {
     /// In ascending order.
     ids: Box<[(u64, ItemId)]>,

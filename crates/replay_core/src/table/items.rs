@@ -78,8 +78,7 @@ pub struct Items {
     live: AtomicU64,
     /// 0 is no limit.
     max_times_sampled: u32,
-    /// With a limit: samples left of live items, without those reserved by a batch. Transiently negative when items with
-    /// reserved samples die.
+    /// With a limit: samples left of live items that no batch has reserved. Negative for an instant when items with reserved ones die.
     samples_left: AtomicI64,
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
     /// mass of items that they sampled for the last time.

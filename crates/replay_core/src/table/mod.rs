@@ -118,8 +118,7 @@ impl Table {
     /// Slots for evicted chunks that samples still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
 
-    /// Bytes of the index of a table of this valid definition. Nearly all of it is allocated when the table is made:
-    /// about 100 bytes for each step of `capacity`.
+    /// Bytes of the index of a table, nearly all allocated with the table: about 100 for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
         // Each stored step adds the offset of its blobs and the id of its item.
@@ -165,11 +164,7 @@ impl Table {
         &self.config
     }
 
-    /// As [`Writers::open`].
-    ///
-    /// # Errors
-    /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
-    /// table was dropped.
+    /// As [`Writers::open`]. Refuses a window of more steps than the table holds, and any writer of a dropped table.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         // Checked for one stream: the others may get no steps.
@@ -177,15 +172,12 @@ impl Table {
         self.writers.open(open)
     }
 
-    /// The writers. Also of a table that was dropped: calls that it refuses are [`Table::open_writer`] and [`Table::resume_writer`].
+    /// The writers, also of a dropped table: only [`Table::open_writer`] and [`Table::resume_writer`] refuse calls then.
     pub fn writers(&self) -> &Writers {
         &self.writers
     }
 
-    /// As [`Writers::resume`].
-    ///
-    /// # Errors
-    /// Its errors, and [`Error::UnknownTable`] when the table was dropped.
+    /// As [`Writers::resume`]; a dropped table refuses every writer.
     pub fn resume_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         self.writers.resume(open)

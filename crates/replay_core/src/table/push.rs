@@ -152,8 +152,7 @@ impl Table {
         Attempt::Blocked(format!("table {:?} {reason}", self.config.name).into())
     }
 
-    /// Asks the rate limiter to admit a push. While a sample waits for more samples than are left, every push is admitted: only
-    /// new items can unblock it. `Err` is the reason of the wait.
+    /// Asks the rate limiter to admit a push. While a sample finds too few samples left, every push is admitted: new items unblock it.
     fn admit_push(&self, push: &PushBody, writer: &WriterIdentity) -> Outcome<Inserting<'_>> {
         // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
@@ -206,8 +205,7 @@ impl Table {
         Ok(true)
     }
 
-    /// Puts chunks in place, and links between them. Only under the insert lock. `Err` when no slot is left for one: then none
-    /// is in place, and the caller retires those that have a slot.
+    /// Puts chunks in place, and links them. Only under the insert lock. After an error none is in place; the caller retires their slots.
     pub(super) fn place_chunks(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<()> {
         if !push.chunks.iter_mut().all(|chunk| chunk.enter(&self.chunks)) {
             return Err(

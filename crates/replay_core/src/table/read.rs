@@ -12,11 +12,8 @@ const NAMED_AT_ONCE: usize = 64;
 const HEAD_BYTES: usize = 64;
 
 impl Table {
-    /// The next chunks of a reading, which ends with the steps that the table has at its first request. A request for 0 bytes gets a
-    /// position alone, from which the reading ends with the steps of now.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`](crate::Error::UnknownTable) when the table was dropped, even if a new table has its name.
+    /// The next chunks of a reading, which ends with the steps that the table has at its first request. A request for 0 bytes gets a position
+    /// alone, from which the reading ends with the steps of now. An error when the table was dropped, even if a new one has its name.
     pub fn read_steps(&self, request: &ReadSteps) -> Result<StepsRead> {
         self.check_open()?;
         let mut at = request.from;

@@ -340,8 +340,7 @@ impl<'a> Sampling<'a> {
         Ok(first_total)
     }
 
-    /// Takes sampled leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
-    /// chunk, chunk, rows each wait for the one before.
+    /// Takes sampled leaves in stages, so that their cache misses overlap: leaf, metadata, slot of the chunk, chunk, rows.
     fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         for leaf in leaves {
@@ -440,8 +439,7 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Pins `before` rows before the anchor of `item`, the anchor and `after` rows after it, from its oldest chunk
-    /// on; `None` when a chunk is gone.
+    /// Pins the rows from `before` to `after` the anchor of `item`, which begins in `oldest`; `None` when a chunk is gone.
     fn pin(&mut self, oldest: PinnedChunk<'a>, item: &ItemRows, before: u16, after: u16) -> Result<Option<()>> {
         let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
@@ -509,8 +507,7 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Copies the rows and hands out the blobs. The samples count, and items end with their last one, once the batch is
-    /// delivered.
+    /// Copies the rows and hands out the blobs.
     fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
         let table = self.table;
         let (mut row_bytes, mut blob_bytes, mut segments) = (0, 0, 0);

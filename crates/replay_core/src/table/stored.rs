@@ -57,14 +57,13 @@ impl StoredChunk {
         Box::new(StoredChunk { packed, writer, stream, first_step, freed_bytes, items, next })
     }
 
-    /// Links the chunk whose first row follows this one's last. Under the insert lock, before any item that spans both
-    /// goes live.
+    /// Links the chunk that continues this one. Under the insert lock, before any item that spans both goes live.
     pub fn set_next(&self, next: Handle) {
         // Release: pairs with the Acquire in `next`.
         self.next.store(next.to_bits(), Ordering::Release);
     }
 
-    /// The chunk whose first row follows this one's last.
+    /// The chunk that continues this one.
     pub fn next(&self) -> Option<Handle> {
         match self.next.load(Ordering::Acquire) {
             NO_CHUNK => None,
@@ -118,8 +117,7 @@ const _: () = {
     assert!(cfg!(feature = "model") || bytes <= TableConfig::CHUNK_BYTES as usize);
 };
 
-/// Bytes that one push counts for. Its chunks share the buffer that it came in, so they count as a whole until the last
-/// slice of that buffer is dropped.
+/// Bytes that one push counts for until the last slice of its buffer, which its chunks share, is dropped.
 pub struct Charge {
     held: Arc<Held>,
     /// 0 until it counts.

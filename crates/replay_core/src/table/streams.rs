@@ -86,11 +86,8 @@ impl Stream {
         self.spans.push_back(span);
     }
 
-    /// Finds the first row of the window of steps `first..=last`, given the chunk that is being pushed to this stream, if
-    /// any; `None` when that row has been evicted.
-    ///
-    /// # Errors
-    /// Says which steps are missing: those not written yet, or in a gap.
+    /// Finds the first row of the window of steps `first..=last`, given the chunk that is being pushed to this stream, if any; `None` when it
+    /// has been evicted. The error says which steps are missing: those not written yet, or in a gap.
     pub fn locate(
         &self,
         first: u64,

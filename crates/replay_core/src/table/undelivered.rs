@@ -27,8 +27,7 @@ impl Undelivered {
         Undelivered { table: table.clone(), admitted, reserved: 0, claims, sampled: false }
     }
 
-    /// Ends the sampling, and gives back what is unused: of the rate limiter's samples those without a claim, unless another memory's
-    /// part of the batch may use them. Returns what depends on the delivery.
+    /// Ends the sampling, and gives back unused samples; of a part, the rate limiter keeps all that were admitted. Returns the credit of the rest.
     pub fn sampled(mut self, is_part: bool) -> Option<Box<dyn SampleCredit>> {
         self.sampled = true;
         let table = self.table.clone();

@@ -15,12 +15,8 @@ const MAX_REASON: usize = 200;
 const UPDATE_BYTES: u64 = 64;
 
 impl Table {
-    /// Sets priorities, before the exponent. The last value of a repeated id counts. Ids of items that are gone, and
-    /// ids of other tables, memories and servers, are counted and ignored.
-    ///
-    /// # Errors
-    /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
-    /// [`Error::Schema`] (not as many priorities as ids).
+    /// Sets priorities, before the exponent. The last value of a repeated id counts. Ids of items that are gone, and of other tables, memories
+    /// and servers, are counted and ignored. Nothing is applied with [`Error::Priority`], or unless there are as many priorities as ids.
     pub fn update_priorities(&self, ids: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
         self.check_open()?;
         if ids.len() != priorities.len() {
@@ -49,8 +45,7 @@ impl Table {
         Ok(UpdateReceipt { applied: applied as u32, stale: stale as u32 })
     }
 
-    /// Removes an item that a client could not decode, and returns the name of the writer that pushed it;
-    /// `None` when it is gone.
+    /// Removes an item that a client could not decode, and returns the name of its writer; `None` when it is gone.
     pub fn report_corrupt(&self, id: u64, reason: &str) -> Option<String> {
         let id = self.items.named(id)?;
         let metadata = self.items.metadata(id.slot);

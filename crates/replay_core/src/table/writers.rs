@@ -38,7 +38,7 @@ pub struct WriterIdentity {
     pub window_before: u16,
     /// Rows after the anchor of its items, at most.
     pub window_after: u16,
-    /// A number that no other writer has. Readers of the table know it, so a server's restart keeps it.
+    /// A number that no other writer has. Clients know it, so a restart of a server keeps it.
     pub serial: u64,
 }
 
@@ -53,8 +53,7 @@ impl WriterIdentity {
     }
 }
 
-/// One writer's side of the table. Its lock is taken by its own pushes, so it is held over their checks and
-/// allocations; the table's insert lock is not.
+/// One writer. Its lock is held for the whole of a push, with checks and allocations; the insert lock of the table is not.
 pub struct TableWriter {
     /// Name and window.
     pub identity: Arc<WriterIdentity>,
@@ -88,11 +87,8 @@ impl TableWriter {
         }
     }
 
-    /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] for an older epoch, [`Error::Misuse`] for an epoch that was never given out or a gap in
-    /// the sequence numbers.
+    /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one. [`Error::Fenced`] for an older epoch,
+    /// [`Error::Misuse`] for an unknown epoch or a gap in the sequence numbers.
     pub fn has_applied(&self, epoch: u32, sequence: u64) -> Result<bool> {
         self.check_epoch(epoch)?;
         if sequence > self.last_sequence + 1 {
@@ -236,11 +232,8 @@ impl Writers {
         Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0, connected: counts(&entries).connected })
     }
 
-    /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
-    /// repeat may have been applied already.
-    ///
-    /// # Errors
-    /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
+    /// Takes over a writer that was opened before, with the same streams and window. An unknown one is not opened anew ([`Error::Expired`]):
+    /// the pushes that it is about to repeat may have been applied already.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
         let known = known(&lock(&self.entries), open.writer);
         let writer = known.ok_or_else(|| Error::Expired { writer: open.name.clone() })?;
@@ -269,10 +262,7 @@ impl Writers {
         Ok(WriterOpened { epoch, last_sequence, steps, connected: counts(&entries).connected })
     }
 
-    /// The writer of that number.
-    ///
-    /// # Errors
-    /// [`Error::Expired`] when it was closed, has expired, or was never opened.
+    /// The writer of that number, unless it was closed, has expired, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
         let known = known(&lock(&self.entries), writer);
         known.ok_or_else(|| Error::Expired { writer: format!("{writer:#018x}") })

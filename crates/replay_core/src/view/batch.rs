@@ -30,8 +30,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Buffers, and so arrays, start at a multiple of this many bytes: a cache line, and the widest vector
-    /// register.
+    /// Alignment of buffers, and so of arrays: a cache line, and the widest vector register.
     pub const ALIGNMENT: usize = 64;
 
     /// A buffer of `len` zeros without a pool.
@@ -52,8 +51,7 @@ impl Buffer {
         &mut self.storage.as_mut_slice()[self.start..self.start + self.len]
     }
 
-    /// The address of the bytes, which do not move, for readers in another language. They may also write there while
-    /// no other reader uses the buffer.
+    /// The address of the bytes, which do not move, for another language. It may write there while nobody else uses the buffer.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.storage.as_mut_ptr().wrapping_add(self.start)
     }

@@ -127,8 +127,7 @@ impl Decoder {
         }
     }
 
-    /// Puts the windows into the order of the batch, fills the arrays, leaves out the items that fail, and adds the arrays that
-    /// every view has.
+    /// Orders the windows, fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
     fn assemble<'a>(
         &'a self,
         sampled: &Sampled,

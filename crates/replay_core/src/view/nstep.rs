@@ -70,8 +70,7 @@ impl NStepView {
         (self.n() < part.stack && !any_short).then_some(self.n())
     }
 
-    /// The arrays of a batch: of each part both observations, as one array where they overlap, then reward, discount and the
-    /// other columns.
+    /// The arrays of a batch: both observations of each part, as one array where they overlap, reward, discount, the other columns.
     pub(super) fn array_specs(&self, layout: &RowLayout, any_short: bool) -> Vec<ArraySpec> {
         let mut specs = Vec::new();
         for part in &self.parts {

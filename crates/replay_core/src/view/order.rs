@@ -8,9 +8,7 @@ use rand::seq::SliceRandom;
 
 use crate::replay::{Sampled, SampledItem};
 
-/// Indexes of the items in the order of a batch of several parts: they are mixed at random, and the items of a part stay in their
-/// order. `None` for one part.
-///
+/// The order of a batch of several parts: they are mixed at random, each in its own order. `None` for one part.
 /// The seed is a hash of the sampled items: a repeated run has the same order, and `times_sampled` makes the next batch differ.
 pub(super) fn mixed(sampled: &Sampled) -> Option<Vec<usize>> {
     if sampled.parts.len() < 2 {

@@ -6,8 +6,7 @@ use crate::error::Result;
 use crate::memory_hints::advise_huge_pages;
 use base::allocation;
 
-/// Bytes on the heap. Rust writes them through an exclusive reference; once they are shared, only holders of the pointer
-/// write them.
+/// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
 #[derive(Default)]
 pub(super) struct Storage(Box<[UnsafeCell<u8>]>);
 
@@ -29,8 +28,7 @@ impl Storage {
         self.0.len()
     }
 
-    /// The address of the bytes, which do not move while this value lives. A write there is sound only while no other
-    /// thread uses the bytes.
+    /// The address of the bytes, which do not move. A write there is sound only while no other thread uses them.
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         UnsafeCell::raw_get(self.0.as_ptr())
     }

@@ -24,10 +24,7 @@ impl Copies {
         self.streamed && bytes >= SHORTEST
     }
 
-    /// Copies a value.
-    ///
-    /// # Panics
-    /// When the two are of different sizes.
+    /// Copies a value. Panics when the two are of different sizes.
     pub(super) fn copy(&self, from: &[u8], to: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if self.streams(from.len()) {

@@ -23,8 +23,7 @@ pub(super) struct OpenChunk {
 struct KeyRow {
     /// Its blob columns' values, one after the other.
     values: Vec<u8>,
-    /// Most bytes of a difference, by blob column: `None` for a column that changes too much from row to row. Empty
-    /// before the first row of a chunk.
+    /// Most bytes of a difference, by blob column; `None` where rows differ too much. Empty before the first row of a chunk.
     difference_limits: Vec<Option<usize>>,
     /// The next row has shown which columns change too much.
     has_successor: bool,
@@ -44,8 +43,7 @@ impl OpenChunk {
     }
 }
 
-/// Packs rows. All memory is kept from row to row: an allocation would be a good part of the microsecond that a frame
-/// takes.
+/// Packs rows. Memory is reused: an allocation would be a good part of the microsecond that a frame takes.
 pub(super) struct Packer {
     layout: RowLayout,
     blobs: BlobPacker,
@@ -99,9 +97,8 @@ struct BlobPacker {
 }
 
 impl BlobPacker {
-    /// Packs values that changed little since the key row as differences, and the others by themselves. Returns false,
-    /// with nothing packed, when it is time for another key row: no column changes little, or one that did no longer
-    /// does.
+    /// Packs values that changed little since the key row as differences, others by themselves. Returns false, with nothing packed, when a
+    /// key row is due: no column changes little, or one that did no longer does.
     fn pack_differences<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = (Codec, &'a [u8])>) -> bool {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;

@@ -6,8 +6,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 
-/// Which item ranks first. Among equal priorities the one that was inserted or updated the longest ago comes first, as in Reverb's
-/// heap selectors.
+/// Which item ranks first; among equal priorities the one inserted or updated longest ago, as in Reverb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {
     /// By insertion, whatever the priorities are.
@@ -161,8 +160,7 @@ impl Order {
 /// Updates under one hold of the lock: bounds the wait of an insertion, which holds the insert lock.
 const UPDATED_AT_ONCE: usize = 64;
 
-/// An order under its lock, which is held for one item by insertions and removals, for a few by updates, and for one copy of all
-/// changes by a snapshot.
+/// An order under its lock, which a snapshot holds for one copy of all changes, others for a few items.
 pub struct LockedOrder(Mutex<Order>);
 
 impl LockedOrder {
