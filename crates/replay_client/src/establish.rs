@@ -13,12 +13,16 @@ use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 
-/// Opens a connection. Retries until `until`, and as long as the options allow.
+/// Opens a connection. Retries until `until`, and as long as these `options` allow.
 ///
 /// # Errors
 /// Errors of [`Client::connect`](super::Client::connect), from the last attempt or an earlier, more informative one.
-pub fn first_connection(dialer: &Dialer, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
-    let options = &dialer.options;
+pub fn first_connection(
+    dialer: &Dialer,
+    options: &ConnectOptions,
+    until: Option<Instant>,
+    wait: &Wait<'_>,
+) -> Result<Connection> {
     let begun = system::now();
     let longest = match options.connect_timeout.max(options.await_server) {
         Duration::ZERO => options.grace,

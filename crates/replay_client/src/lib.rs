@@ -105,11 +105,9 @@ impl Client {
 
     /// [`connect`] through `dialer`.
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
-        let dialer = Arc::new(dialer);
-        let idle = ConnectionPool::default();
-        idle.give(establish::first_connection(&dialer, None, wait)?);
-        let reconnect_for = dialer.options.reconnect_for;
-        Ok(Client { dialer, idle, reconnect_for, parameters: Mutex::default() })
+        let client = Self::unconnected(dialer);
+        client.open(&client.dialer.options, wait)?;
+        Ok(client)
     }
 
     /// A client that connects at its first call.
@@ -120,6 +118,12 @@ impl Client {
             idle: ConnectionPool::default(),
             parameters: Mutex::default(),
         }
+    }
+
+    /// Opens the first connection, with the timeouts of these `options`.
+    fn open(&self, options: &ConnectOptions, wait: &Wait<'_>) -> Result<()> {
+        self.idle.give(establish::first_connection(&self.dialer, options, None, wait)?);
+        Ok(())
     }
 
     /// The server's address.

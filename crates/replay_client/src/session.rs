@@ -25,7 +25,7 @@ impl ExtensionSession {
     /// Connects, at most until `until`.
     pub fn open(dialer: &Dialer, extension: &'static str, until: Instant, wait: &Wait<'_>) -> Result<Self> {
         Ok(ExtensionSession {
-            connection: first_connection(dialer, Some(until), wait)?,
+            connection: first_connection(dialer, &dialer.options, Some(until), wait)?,
             extension,
             server: dialer.address.clone(),
         })

@@ -49,52 +49,40 @@ impl ShardedClient {
     /// definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = system::now();
+        let memories = Arc::new(Memories::default());
+        let mut members = Vec::new();
+        for address in addresses {
+            let dialer = Dialer::new(address.clone(), options.clone());
+            let mut dialer = dialer.map_err(|error| at(&address.to_string(), error))?;
+            dialer.memories = Some(memories.clone());
+            members.push(Client { reconnect_for: RECONNECT_FOR, ..Client::unconnected(dialer) });
+        }
         // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {
             await_server: Duration::ZERO,
             connect_timeout: options.connect_timeout / (addresses.len() as u32 + 1),
             ..options.clone()
         };
-        let mut clients = Vec::new();
-        for address in addresses {
-            clients.push(Self::one(address, soon.clone(), wait)?);
-        }
-        let mut missing = clients.iter().filter(|client| client.is_err()).count() as u32;
-        for (address, client) in addresses.iter().zip(&mut clients) {
-            if client.is_ok() {
-                continue;
-            }
-            // Divides the remaining time equally among the missing servers.
-            let left = options.await_server.saturating_sub(system::elapsed(begun)) / missing;
-            missing -= 1;
-            if !left.is_zero() {
-                let patient = ConnectOptions {
-                    await_server: left,
-                    connect_timeout: options.connect_timeout.min(left),
-                    ..options.clone()
-                };
-                *client = Self::one(address, patient, wait)?;
-            }
-        }
-        if clients.iter().all(std::result::Result::is_err) {
-            let missing = clients.into_iter().find_map(std::result::Result::err);
-            return Err(missing.unwrap_or(Error::Closed("the connection")));
-        }
-        let memories = Arc::new(Memories::default());
-        let mut members = Vec::new();
         let mut absent = Vec::new();
-        for (shard, (address, client)) in addresses.iter().zip(clients).enumerate() {
-            let mut client = client.or_else(|error| {
-                absent.push((shard, error));
-                Ok::<_, Error>(Client::unconnected(Dialer::new(address.clone(), options.clone())?))
-            })?;
-            if let Some(dialer) = Arc::get_mut(&mut client.dialer) {
-                // Later connections get the full timeouts.
-                dialer.options = options.clone();
-                dialer.memories = Some(memories.clone());
-            }
-            client.reconnect_for = RECONNECT_FOR;
-            members.push(client);
+        for (shard, client) in members.iter().enumerate() {
+            absent.extend(reach(client, &soon, wait)?.map(|error| (shard, error)));
+        }
+        for missing in (1..=absent.len()).rev() {
+            let (shard, error) = absent.remove(0);
+            // Divides the remaining time equally among the missing servers.
+            let left = options.await_server.saturating_sub(system::elapsed(begun)) / missing as u32;
+            let error = match left.is_zero() {
+                true => Some(error),
+                false => {
+                    let connect_timeout = options.connect_timeout.min(left);
+                    let patient = ConnectOptions { await_server: left, connect_timeout, ..options.clone() };
+                    reach(&members[shard], &patient, wait)?
+                }
+            };
+            absent.extend(error.map(|error| (shard, error)));
+        }
+        if absent.len() == members.len() {
+            return Err(absent.remove(0).1);
         }
         let group = Arc::new(Group::new(members, options.reconnect_for));
         for (shard, error) in absent {
@@ -106,33 +94,17 @@ impl ShardedClient {
             idle_updates: Mutex::default(),
             incarnations: Mutex::default(),
         };
-        client.check_alike(&memories, wait)?;
+        client.check_alike(wait)?;
         Ok(client)
     }
 
-    /// Connects to one server. The inner result is an error if the server does not answer.
-    fn one(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Result<Client>> {
-        match Client::connect(address, options, wait) {
-            Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Err(error)),
-            Err(Error::Wire(replay_wire::Error::Authentication(reason))) => {
-                Err(Error::authentication(format!("{address}: {reason}; servers of one list have the same token")))
-            }
-            Err(error) => Err(at(&address.to_string(), error)),
-            connected => Ok(connected),
-        }
-    }
-
-    /// Checks that the servers have the same release, memories of their own and the same tables. Creates the tables at servers without any.
-    fn check_alike(&self, memories: &Memories, wait: &Wait<'_>) -> Result<()> {
+    /// Checks that the servers have the same release and the same tables. Creates the tables at servers without any.
+    fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let stats = group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let release = |stats: &Value| stats["server"]["release"].as_str().unwrap_or("").to_owned();
         let releases = stats.iter().map(|(shard, stats)| (group.shards[*shard].name(), release(stats)));
         check_releases(&releases.collect::<Vec<_>>())?;
-        for (shard, stats) in &stats {
-            let noted = memories.note(group.shards[*shard].name(), stats);
-            noted.map_err(|error| Error::Config(error.to_string()))?;
-        }
         let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let with_tables = listings.iter().find(|(_, listing)| !listing.tables.is_empty());
         let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables)) else {
@@ -182,6 +154,19 @@ impl ShardedClient {
             *newest = listed.version.max(*newest);
         }
         Ok(())
+    }
+}
+
+/// Connects to one server; the result is an error if the server does not answer.
+fn reach(client: &Client, options: &ConnectOptions, wait: &Wait<'_>) -> Result<Option<Error>> {
+    let address = client.address();
+    match client.open(options, wait) {
+        Err(error @ Error::CopiedMemory { .. }) => refuse(error.to_string()),
+        Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Some(error)),
+        Err(Error::Wire(replay_wire::Error::Authentication(reason))) => {
+            Err(Error::authentication(format!("{address}: {reason}; servers of one list have the same token")))
+        }
+        opened => opened.map(|()| None).map_err(|error| at(&address.to_string(), error)),
     }
 }
 
