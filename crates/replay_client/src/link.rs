@@ -18,6 +18,9 @@ use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_wire::{Reply, RequestBody};
 
+/// Most bytes of a channel's requests in flight, which are kept for sending them again.
+const MAX_BYTES: usize = 16 << 20;
+
 /// A channel's requests without an answer, and its connection.
 pub struct Link<R> {
     /// Opens the connections.
@@ -174,10 +177,9 @@ impl<R> Link<R> {
         self.bytes
     }
 
-    /// Whether `most` requests and the window's bytes leave room for one of `bytes`. The first one always has room.
+    /// Whether `most` requests and [`MAX_BYTES`] leave room for one of `bytes`. The first one always has room.
     pub fn has_room(&self, most: usize, bytes: usize) -> bool {
-        let most_bytes = self.dialer.options.push_window_bytes;
-        self.pending.is_empty() || (self.pending.len() < most && self.bytes + bytes <= most_bytes)
+        self.pending.is_empty() || (self.pending.len() < most && self.bytes + bytes <= MAX_BYTES)
     }
 
     /// Queues a request, which the next [`Self::send`] sends.

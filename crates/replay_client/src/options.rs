@@ -33,10 +33,8 @@ pub struct ConnectOptions {
     pub namespace: Option<Namespace>,
     /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
-    /// Limit of one writer's unacknowledged pushes, at least 1.
-    pub push_window: usize,
-    /// Limit of the bytes of unacknowledged pushes, which are kept for resending; a single push may be larger.
-    pub push_window_bytes: usize,
+    /// Most pushes of one writer in flight, at least 1.
+    pub pushes_in_flight: usize,
 }
 
 impl Default for ConnectOptions {
@@ -52,8 +50,7 @@ impl Default for ConnectOptions {
             await_server: Duration::ZERO,
             namespace: None,
             max_frame_bytes: 1 << 30,
-            push_window: 32,
-            push_window_bytes: 16 << 20,
+            pushes_in_flight: 32,
         }
     }
 }

@@ -238,7 +238,7 @@ impl PushChannel<Error> for Pushes {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let bytes = frame_bytes(&body);
-        let most = self.link.dialer.options.push_window;
+        let most = self.link.dialer.options.pushes_in_flight;
         self.work(wait, |channel| channel.link.has_room(most, bytes))?;
         self.link.connection()?.pipeline().check_frame(bytes as u64)?;
         self.link.queue(body, bytes);

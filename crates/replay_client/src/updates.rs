@@ -15,8 +15,8 @@ use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, Reply, ReplyBody, RequestBody, UpdatePriorities};
 
-/// Limit of unanswered updates: a server reads as many requests of one connection.
-const WINDOW: usize = 64;
+/// Most updates in flight: a server reads as many requests of one connection.
+const MAX_IN_FLIGHT: usize = 64;
 
 /// The updates of one client.
 pub struct Updates {
@@ -133,13 +133,12 @@ impl Channel for Updates {
 }
 
 impl UpdateChannel<Error> for Updates {
-    /// Blocks only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are unanswered, and
-    /// during a reconnect.
+    /// Blocks only while as many updates as allowed are in flight, and during a reconnect.
     fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.link.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
-        self.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
+        self.work(wait, |updates| updates.link.has_room(MAX_IN_FLIGHT, bytes))?;
         let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
         self.link.queue(TableUpdate { table: table.to_owned(), update }, bytes);
         match Channel::send(self, None) {

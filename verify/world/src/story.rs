@@ -144,7 +144,7 @@ impl Story {
             addresses: (0..servers).map(|index| address(index, simulated)).collect(),
             table: definition,
             ledger: ledger.clone(),
-            options: ConnectOptions { push_window: random.random_range(1..32), ..options },
+            options: ConnectOptions { pushes_in_flight: random.random_range(1..32), ..options },
             removes,
             calm: Rc::default(),
             still: Rc::default(),
