@@ -45,8 +45,8 @@ impl ShardedClient {
     /// Connects to servers that form one memory. A server that does not answer in time is left out until it answers.
     ///
     /// # Errors
-    /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ, or one memory is a copy of another; [`replay_core::Error::TableDiffers`] if the
-    /// definitions of a table differ; errors of [`Client::connect`], with the address.
+    /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ, or one memory is a copy of another;
+    /// [`replay_core::Error::TableDiffers`] if the definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = system::now();
         let memories = Arc::new(Memories::default());
@@ -63,30 +63,28 @@ impl ShardedClient {
             connect_timeout: options.connect_timeout / (addresses.len() as u32 + 1),
             ..options.clone()
         };
-        let mut absent = Vec::new();
-        for (shard, client) in members.iter().enumerate() {
-            absent.extend(reach(client, &soon, wait)?.map(|error| (shard, error)));
-        }
-        for missing in (1..=absent.len()).rev() {
-            let (shard, error) = absent.remove(0);
+        let absent = members.iter().map(|client| reach(client, &soon, wait));
+        let mut absent = absent.collect::<Result<Vec<_>>>()?;
+        for shard in 0..members.len() {
             // Divides the remaining time equally among the missing servers.
-            let left = options.await_server.saturating_sub(system::elapsed(begun)) / missing as u32;
-            let error = match left.is_zero() {
-                true => Some(error),
-                false => {
-                    let connect_timeout = options.connect_timeout.min(left);
-                    let patient = ConnectOptions { await_server: left, connect_timeout, ..options.clone() };
-                    reach(&members[shard], &patient, wait)?
-                }
-            };
-            absent.extend(error.map(|error| (shard, error)));
+            let missing = absent[shard..].iter().flatten().count().max(1) as u32;
+            let left = options.await_server.saturating_sub(system::elapsed(begun)) / missing;
+            if absent[shard].is_some() && !left.is_zero() {
+                let connect_timeout = options.connect_timeout.min(left);
+                let patient = ConnectOptions { await_server: left, connect_timeout, ..options.clone() };
+                absent[shard] = reach(&members[shard], &patient, wait)?;
+            }
         }
-        if absent.len() == members.len() {
-            return Err(absent.remove(0).1);
+        if absent.iter().all(Option::is_some)
+            && let Some(error) = absent.swap_remove(0)
+        {
+            return Err(error);
         }
         let group = Arc::new(Group::new(members, options.reconnect_for));
-        for (shard, error) in absent {
-            group.leave(shard, &error);
+        for (shard, error) in absent.iter().enumerate() {
+            if let Some(error) = error {
+                group.leave(shard, error);
+            }
         }
         let client = ShardedClient {
             group,

@@ -140,9 +140,7 @@ impl ShardLink {
         };
         let sampled: Sampled = expect(body)?;
         let Some(state) = sampled.state else {
-            return Err(Error::protocol(format!(
-                "{name} answered the request for its share of a batch without the state of the table"
-            )));
+            return Err(Error::protocol(format!("{name} sampled its share of a batch without the state of the table")));
         };
         if sampled.items.len() > part.count() as usize || state.taken > part.take() {
             return Err(Error::protocol(format!(
