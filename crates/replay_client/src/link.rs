@@ -162,7 +162,7 @@ impl<R> Link<R> {
         self.connection = None;
     }
 
-    /// Number of requests without an answer.
+    /// Count of requests without an answer.
     pub fn len(&self) -> usize {
         self.pending.len()
     }

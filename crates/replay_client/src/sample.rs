@@ -34,20 +34,20 @@ pub struct Samples {
 pub struct Asked {
     /// By an earlier call: its batch is used, its error is ignored.
     earlier: bool,
-    /// Number of batches received on this connection before it was sent.
+    /// Count of batches received on this connection before it was sent.
     received_before: u64,
 }
 
-/// Number of requests in flight beyond the minimum: twice the batches received per round trip. Requests then reach the server before it is
+/// Requests in flight beyond the minimum: twice the batches received per round trip. Requests then reach the server before it is
 /// idle, and the rate can grow to that of the server, the link or the learner, whichever is lowest. A learner that pauses has few
 /// requests in flight.
 #[derive(Default)]
 pub struct Pipelining {
     /// Shortest round trip so far.
     pub round_trip: Duration,
-    /// Number of batches received.
+    /// Count of batches received.
     pub received: u64,
-    /// Number of requests in flight beyond the minimum.
+    /// Requests in flight beyond the minimum.
     more: usize,
 }
 
@@ -72,7 +72,7 @@ impl Pipelining {
         }
     }
 
-    /// Number of requests in flight during a call, at least `least`. A minimum of 0 or 1 gives exactly one.
+    /// Requests in flight during a call, at least `least`. A minimum of 0 or 1 gives exactly one.
     pub fn wanted(&self, least: usize) -> usize {
         match least {
             0 | 1 => 1,
@@ -124,7 +124,7 @@ impl Channel for Samples {
         Ok(())
     }
 
-    /// Sends requests up to the wanted number in flight, unless the call has its batch.
+    /// Sends as many requests as are to be in flight, unless the call has its batch.
     fn send(&mut self, deadline: Option<Instant>) -> Result<()> {
         if self.is_full() {
             return Ok(());

@@ -36,7 +36,7 @@ pub struct TableUpdate {
 }
 
 impl TableUpdate {
-    /// Number of its ids.
+    /// Count of its ids.
     fn len(&self) -> u32 {
         self.update.ids.len() as u32
     }
@@ -45,7 +45,7 @@ impl TableUpdate {
 /// Checks an update before it is sent, so that the call that passed it gets the error, with the position in its list.
 ///
 /// # Errors
-/// [`replay_core::Error::Schema`] for unequal numbers of ids and priorities; [`replay_core::Error::Priority`].
+/// [`replay_core::Error::Schema`] unless there is one priority for each id; [`replay_core::Error::Priority`].
 pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
     if ids.len() == priorities.len() {
         return Ok(check_priorities(priorities)?);

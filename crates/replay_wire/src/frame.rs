@@ -148,7 +148,7 @@ impl IncomingFrame {
         self.filled += bytes;
     }
 
-    /// The payload so far, and the number of bytes to append. Appending avoids zeroing the buffer first, a second write of
+    /// The payload so far, and the count of bytes to append. Appending avoids zeroing the buffer first, a second write of
     /// 13 MB for a version of parameters.
     pub fn payload_rest(&mut self) -> (&mut Vec<u8>, usize) {
         let missing = self.header.payload as usize - self.payload.len();

@@ -112,7 +112,7 @@ impl ShardedClient {
         present.next().ok_or_else(|| self.group.none_answers())
     }
 
-    /// The present servers with the numbers of their connected writers of a table.
+    /// The present servers, each with the count of its connected writers of a table.
     fn connected_writers(&self, table: &str, wait: &Wait<'_>) -> Result<Vec<(usize, u64)>> {
         let stats = self.group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let connected = |stats: serde_json::Value| stats["tables"][table]["connected_writers"].as_u64().unwrap_or(0);
@@ -120,7 +120,7 @@ impl ShardedClient {
     }
 
     /// Opens a writer at the server with the fewest writers of the table. Writers that start at once may choose the same server: its answer has
-    /// their number, and those beyond an equal share of all writers open at another one.
+    /// their count, and those beyond an equal share of all writers open at another one.
     fn open_where_fewest(&self, table: &str, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
         let count = self.group.shards.len();
         // Breaks ties by the writer's number.

@@ -23,7 +23,7 @@ pub struct Seen {
 pub struct PartialBatch {
     /// Counts from 1 on each channel.
     pub number: u64,
-    /// Time of the first requests, and the number of batches received before.
+    /// Time of the first requests, and the count of batches received before.
     pub asked: (Instant, u64),
     /// Expected share of each server, as a fraction of the batch. It multiplies the items' probabilities at the server, so the weights
     /// match how the batch was sampled, even if the servers have changed since their last answers.
@@ -70,7 +70,7 @@ fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
 
 impl PartialBatch {
     /// Divides a batch of `count` items in proportion to the sums of priorities. `at` is a new random number from 0 to 1. `received` is the
-    /// number of batches received before.
+    /// count of batches received before.
     pub fn new(number: u64, count: u32, seen: &[Option<Seen>], at: f64, received: u64) -> Self {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();

@@ -26,7 +26,7 @@ use replay_wire::ErrorCode;
 const LOST_TABLE: Duration = Duration::from_millis(250);
 /// Pause before servers that had nothing to give are asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(5);
-/// Batch number of requests without items.
+/// In place of a batch's index, for requests without items.
 const NO_BATCH: u64 = 0;
 
 /// Batches of one sample request, from several servers.
@@ -229,7 +229,7 @@ impl ShardedSamples {
         self.links.iter().map(|link| link.seen).collect()
     }
 
-    /// Begins batches up to the number in flight. Returns the reason if the servers do not admit one.
+    /// Begins as many batches as are to be in flight. Returns the reason if the servers do not admit one.
     fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let mut blocked = None;
         while blocked.is_none() && self.batches.len() < self.pipelining.wanted(self.in_flight) {

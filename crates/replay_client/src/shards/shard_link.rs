@@ -31,7 +31,7 @@ pub struct ShardLink {
 
 /// A request for the server's share of a batch.
 pub struct Part {
-    /// Number of the batch.
+    /// Index of the batch, from 1.
     pub batch: u64,
     request: SampleRequest,
     sent: Instant,

@@ -51,7 +51,7 @@ pub struct ShardedUpdates {
     group: Arc<Group>,
     channels: Vec<Updates>,
     answered: UpdateReceipt,
-    /// Number of extra copies of ids that went to several servers; each copy will be stale on some server.
+    /// Count of extra copies of ids that went to several servers; each copy will be stale on some server.
     surplus: u32,
 }
 

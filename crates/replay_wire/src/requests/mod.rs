@@ -32,7 +32,7 @@ pub use writer::{CloseWriter, OpenOrResume};
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Number of the request on its connection, from 1; the reply repeats it.
+    /// Id of the request on its connection, from 1; the reply repeats it.
     pub id: u64,
     /// Longest wait at the server in milliseconds; 0 is one try without waiting.
     pub deadline_ms: u32,

@@ -11,7 +11,7 @@ use replay_core::replay::Parameters;
 pub struct PutParameters {
     /// Their name.
     pub name: String,
-    /// Idempotency key: a resent put has the same number; 0 for none.
+    /// Idempotency key: a resent put has the same one; 0 for none.
     pub id: u64,
     /// The version to store; if it is 0 or not newer than the stored one, the next version.
     pub version: u64,
