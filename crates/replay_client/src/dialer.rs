@@ -59,6 +59,8 @@ pub struct Dialer {
     unanswered: AtomicU32,
     /// Tables that this client created, by name.
     tables: Mutex<BTreeMap<String, TableConfig>>,
+    /// Longest time for which calls and updates reconnect. A client of several servers goes on with the others.
+    pub(super) reconnect_calls_for: Duration,
     /// The memories of all servers of a client of several.
     pub(super) memories: Option<Arc<Memories>>,
     pub(super) outage: Outage,
@@ -106,6 +108,7 @@ impl Dialer {
             }
         };
         Ok(Dialer {
+            reconnect_calls_for: options.reconnect_for,
             address,
             options,
             tls,

@@ -45,7 +45,6 @@ pub mod writers_seen;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -73,8 +72,6 @@ use retry::{retry_for, while_broken};
 pub struct Client {
     dialer: Arc<Dialer>,
     idle: ConnectionPool,
-    /// Longest time for which a call reconnects.
-    reconnect_for: Duration,
     /// Server incarnation and version of the last received parameters, by name.
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
@@ -112,12 +109,7 @@ impl Client {
 
     /// A client that connects at its first call.
     fn unconnected(dialer: Dialer) -> Self {
-        Client {
-            reconnect_for: dialer.options.reconnect_for,
-            dialer: Arc::new(dialer),
-            idle: ConnectionPool::default(),
-            parameters: Mutex::default(),
-        }
+        Client { dialer: Arc::new(dialer), idle: ConnectionPool::default(), parameters: Mutex::default() }
     }
 
     /// Opens the first connection, with the timeouts of these `options`.
@@ -144,7 +136,7 @@ impl Client {
         table: Option<&str>,
         question: impl Fn(u64) -> RequestBody,
     ) -> Result<(R, u64)> {
-        let longest = while_broken(self.reconnect_for);
+        let longest = while_broken(self.dialer.reconnect_calls_for);
         retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             loop {
@@ -186,11 +178,6 @@ impl Client {
         let stored: Option<Parameters> = self.call(wait, None, RequestBody::PutParameters(put))?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
         Ok(stored.version)
-    }
-
-    /// A channel for asynchronous updates.
-    fn updates_channel(&self) -> updates::Updates {
-        updates::Updates::new(self.dialer.clone(), self.reconnect_for)
     }
 }
 
@@ -262,7 +249,7 @@ impl Replay<Error> for Client {
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
         self.dialer.check_process()?;
-        Ok(Some(Box::new(self.updates_channel())))
+        Ok(Some(Box::new(updates::Updates::new(self.dialer.clone()))))
     }
 
     fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {

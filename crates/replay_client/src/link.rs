@@ -25,6 +25,8 @@ const MAX_BYTES: usize = 16 << 20;
 pub struct Link<R> {
     /// Opens the connections.
     pub dialer: Arc<Dialer>,
+    /// Longest time for which a call reconnects.
+    pub reconnect_for: Duration,
     connection: Option<Connection>,
     /// In the order in which they were queued.
     pending: VecDeque<Pending<R>>,
@@ -96,15 +98,15 @@ pub trait Channel: Sized {
     }
 }
 
-/// Sends requests and handles answers until `done`. After a break it connects again, for at most `reconnect_for` since `broken_since`.
+/// Sends requests and handles answers until `done`. After a break it connects again, for at most [`Link::reconnect_for`] since
+/// `broken_since`.
 pub fn work<C: Channel>(
     channel: &mut C,
-    reconnect_for: Duration,
     broken_since: &mut Option<Instant>,
     wait: &Wait<'_>,
     done: impl Fn(&C) -> bool,
 ) -> Result<()> {
-    let dialer = channel.link().dialer.clone();
+    let (dialer, reconnect_for) = (channel.link().dialer.clone(), channel.link().reconnect_for);
     retry_for(while_broken(reconnect_for), broken_since, &dialer, wait, || {
         let worked = work_on_this_connection(channel, wait, &done);
         if worked.as_ref().is_err_and(|error| channel.ends_connection(error)) {
@@ -140,7 +142,8 @@ fn work_on_this_connection<C: Channel>(channel: &mut C, wait: &Wait<'_>, done: &
 impl<R> Link<R> {
     /// A link without a connection.
     pub fn new(dialer: Arc<Dialer>) -> Self {
-        Link { dialer, connection: None, pending: VecDeque::new(), bytes: 0 }
+        let reconnect_for = dialer.options.reconnect_for;
+        Link { dialer, reconnect_for, connection: None, pending: VecDeque::new(), bytes: 0 }
     }
 
     /// The connection.

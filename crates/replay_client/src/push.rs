@@ -76,12 +76,6 @@ impl Pushes {
         Ok(opened)
     }
 
-    /// Sends pushes and receives acknowledgements until `done`, and reconnects after a broken connection.
-    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let reconnect_for = self.link.dialer.options.reconnect_for;
-        link::work(self, reconnect_for, &mut None, wait, |channel| done(channel))
-    }
-
     fn applied_up_to(&mut self, sequence: u64) {
         while self.applied < sequence {
             self.applied += 1;
@@ -239,7 +233,7 @@ impl PushChannel<Error> for Pushes {
         self.check()?;
         let bytes = frame_bytes(&body);
         let most = self.link.dialer.options.pushes_in_flight;
-        self.work(wait, |channel| channel.link.has_room(most, bytes))?;
+        link::work(self, &mut None, wait, |channel| channel.link.has_room(most, bytes))?;
         self.link.connection()?.pipeline().check_frame(bytes as u64)?;
         self.link.queue(body, bytes);
         self.send(wait.deadline)?;
@@ -250,7 +244,7 @@ impl PushChannel<Error> for Pushes {
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         base::planted!(EarlyFlush => return Ok(()));
-        self.work(wait, |channel| channel.link.is_empty())
+        link::work(self, &mut None, wait, |channel| channel.link.is_empty())
     }
 
     /// Uses another connection, because this one's pushes may wait.

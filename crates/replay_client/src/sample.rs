@@ -98,8 +98,7 @@ impl Samples {
     /// Error of a failed call. Within `reconnect_for` of a break, a call with a deadline gets [`Error::Deadline`], so that learners with
     /// short deadlines wait as long for a server as learners without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
-        let longest = self.link.dialer.options.reconnect_for;
-        let over = || self.broken_since.is_none_or(|at| system::elapsed(at) >= longest);
+        let over = || self.broken_since.is_none_or(|at| system::elapsed(at) >= self.link.reconnect_for);
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
@@ -174,8 +173,8 @@ impl SampleChannel<Error> for Samples {
         self.link.dialer.check_process()?;
         let patience = wait.deadline.map(|d| d.saturating_duration_since(system::now()));
         self.link.requests_mut().for_each(|asked| asked.earlier = true);
-        let (reconnect_for, mut broken_since) = (self.link.dialer.options.reconnect_for, self.broken_since);
-        let worked = link::work(self, reconnect_for, &mut broken_since, wait, Self::is_full);
+        let mut broken_since = self.broken_since;
+        let worked = link::work(self, &mut broken_since, wait, Self::is_full);
         self.broken_since = broken_since;
         worked.map_err(|error| self.failed(error, wait))?;
         let sampled = self.arrived.take().ok_or(Error::Closed("the batch"))?;

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
@@ -21,8 +21,6 @@ const MAX_IN_FLIGHT: usize = 64;
 /// The updates of one client.
 pub struct Updates {
     link: Link<TableUpdate>,
-    /// Longest time for which a call reconnects.
-    reconnect_for: Duration,
     /// Counts that no call has returned yet.
     answered: UpdateReceipt,
     /// Tables that were there when an update was answered.
@@ -59,8 +57,10 @@ pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
 
 impl Updates {
     /// A channel that connects on its first update.
-    pub fn new(dialer: Arc<Dialer>, reconnect_for: Duration) -> Self {
-        Updates { link: Link::new(dialer), reconnect_for, answered: UpdateReceipt::default(), known: HashSet::new() }
+    pub fn new(dialer: Arc<Dialer>) -> Self {
+        let mut link = Link::new(dialer);
+        link.reconnect_for = link.dialer.reconnect_calls_for;
+        Updates { link, answered: UpdateReceipt::default(), known: HashSet::new() }
     }
 
     /// Drops unanswered updates and counts their ids as stale.
@@ -73,11 +73,6 @@ impl Updates {
     /// Updates without an answer.
     pub fn unanswered(&self) -> usize {
         self.link.len()
-    }
-
-    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let reconnect_for = self.reconnect_for;
-        link::work(self, reconnect_for, &mut None, wait, done)
     }
 }
 
@@ -138,7 +133,7 @@ impl UpdateChannel<Error> for Updates {
         self.link.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
-        self.work(wait, |updates| updates.link.has_room(MAX_IN_FLIGHT, bytes))?;
+        link::work(self, &mut None, wait, |updates| updates.link.has_room(MAX_IN_FLIGHT, bytes))?;
         let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
         self.link.queue(TableUpdate { table: table.to_owned(), update }, bytes);
         match Channel::send(self, None) {
@@ -155,7 +150,7 @@ impl UpdateChannel<Error> for Updates {
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
         if !self.link.is_empty() {
-            self.work(wait, |updates| updates.link.is_empty())?;
+            link::work(self, &mut None, wait, |updates| updates.link.is_empty())?;
         }
         Ok(std::mem::take(&mut self.answered))
     }

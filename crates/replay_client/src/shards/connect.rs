@@ -55,7 +55,8 @@ impl ShardedClient {
             let dialer = Dialer::new(address.clone(), options.clone());
             let mut dialer = dialer.map_err(|error| at(&address.to_string(), error))?;
             dialer.memories = Some(memories.clone());
-            members.push(Client { reconnect_for: RECONNECT_FOR, ..Client::unconnected(dialer) });
+            dialer.reconnect_calls_for = RECONNECT_FOR;
+            members.push(Client::unconnected(dialer));
         }
         // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {

@@ -59,7 +59,7 @@ impl ShardedUpdates {
     /// Channels that connect on their first update.
     pub fn new(group: Arc<Group>) -> Self {
         ShardedUpdates {
-            channels: group.shards.iter().map(|shard| shard.client.updates_channel()).collect(),
+            channels: group.shards.iter().map(|shard| Updates::new(shard.client.dialer.clone())).collect(),
             group,
             answered: UpdateReceipt::default(),
             surplus: 0,
@@ -85,7 +85,7 @@ impl ShardedUpdates {
 
     /// Drops the updates that a server has not answered: their ids count as stale.
     fn abandon(&mut self, shard: usize) -> UpdateReceipt {
-        let another = self.group.shards[shard].client.updates_channel();
+        let another = Updates::new(self.group.shards[shard].client.dialer.clone());
         std::mem::replace(&mut self.channels[shard], another).abandon()
     }
 
