@@ -112,9 +112,9 @@ impl PartialBatch {
             let all = f64::from(lost) + f64::from(self.requested[shard]);
             let lost_share = self.shares[shard] * f64::from(lost) / all;
             self.shares[shard] -= lost_share;
-            let parts = divide(lost, &totals, at);
-            for (other, part) in parts.into_iter().enumerate() {
-                self.owed[other] += part;
+            let more = divide(lost, &totals, at);
+            for (other, more) in more.into_iter().enumerate() {
+                self.owed[other] += more;
                 self.shares[other] += lost_share * totals[other] / sum;
             }
         }
@@ -135,13 +135,13 @@ impl PartialBatch {
 
     /// Bytes received.
     pub fn bytes(&self) -> usize {
-        let of = |part: &Sampled| part.rows.len() + part.blobs.iter().map(Bytes::len).sum::<usize>();
-        self.arrived.iter().map(|(_, part)| of(part)).sum()
+        let of = |share: &Sampled| share.rows.len() + share.blobs.iter().map(Bytes::len).sum::<usize>();
+        self.arrived.iter().map(|(_, share)| of(share)).sum()
     }
 
     /// Items received.
     pub fn items(&self) -> usize {
-        self.arrived.iter().map(|(_, part)| part.items.len()).sum()
+        self.arrived.iter().map(|(_, share)| share.items.len()).sum()
     }
 
     /// Whether everything was requested; requests may still be in flight.
@@ -165,10 +165,10 @@ impl PartialBatch {
         let least = self.shares.iter().zip(&self.least);
         let least = least.filter_map(|(&share, least)| least.map(|least| share * least));
         let min_probability = least.filter(|&least| least > 0.0).reduce(f64::min);
-        let length = self.arrived.iter().map(|(_, part)| part.rows.len()).sum();
+        let length = self.arrived.iter().map(|(_, share)| share.rows.len()).sum();
         let mut rows = allocation::with_capacity("a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
-        let parts = self.arrived.iter().map(|(_, part)| part.items.len()).collect();
+        let parts = self.arrived.iter().map(|(_, share)| share.items.len()).collect();
         for (shard, part) in self.arrived {
             let share = self.shares[shard];
             rows.extend_from_slice(&part.rows);

@@ -142,7 +142,7 @@ impl ShardedSamples {
             }
             self.ask_states(|_| true, wait)?;
             for index in 0..self.batches.len() {
-                self.send_parts(index, wait)?;
+                self.request_shares(index, wait)?;
             }
         }
     }
@@ -218,9 +218,9 @@ impl ShardedSamples {
         let slowest = self.links.iter().map(|link| link.round_trip).max();
         let round_trip = &mut self.pipelining.round_trip;
         *round_trip = slowest.unwrap_or_default().min(*round_trip);
-        for part in lost {
-            if let Some(batch) = find(&mut self.batches, part.batch) {
-                batch.owe(shard, part.count());
+        for share in lost {
+            if let Some(batch) = find(&mut self.batches, share.batch) {
+                batch.owe(shard, share.count());
             }
         }
     }
@@ -247,30 +247,32 @@ impl ShardedSamples {
         self.last_batch += 1;
         let received = self.pipelining.received;
         self.batches.push_back(PartialBatch::new(self.last_batch, count, &self.seen(), uniform(), received));
-        self.send_parts(self.batches.len() - 1, wait)
+        self.request_shares(self.batches.len() - 1, wait)
     }
 
     /// Requests a batch's outstanding items. The first requests also take its samples, and go to every server: later batches need all
     /// states.
-    fn send_parts(&mut self, index: usize, wait: &Wait<'_>) -> Result<()> {
+    fn request_shares(&mut self, index: usize, wait: &Wait<'_>) -> Result<()> {
         let seen = self.seen();
         let batch = &mut self.batches[index];
         let (number, begins) = (batch.number, batch.begins());
         let counts = batch.take_owed(&seen, uniform());
         let takes = if begins { self.takes(index + 1) } else { vec![0; counts.len()] };
         let mut settled = Ok(());
-        for (shard, part) in counts.into_iter().zip(takes).enumerate() {
-            if seen[shard].is_none() || (part.0 == 0 && !begins) {
+        for (shard, (count, take)) in counts.into_iter().zip(takes).enumerate() {
+            if seen[shard].is_none() || (count == 0 && !begins) {
                 continue;
             }
-            // The next call after an interrupt requests it.
-            let sent = if settled.is_ok() { self.send(shard, number, part, wait) } else { Err(Error::Interrupted) };
+            if settled.is_err() {
+                // The next call requests it.
+                self.batches[index].owe(shard, count);
+                continue;
+            }
+            let sent = self.send(shard, number, (count, take), wait);
             if sent.is_err() {
-                self.batches[index].owe(shard, part.0);
+                self.batches[index].owe(shard, count);
             }
-            if settled.is_ok() {
-                settled = self.settle(shard, sent, wait);
-            }
+            settled = self.settle(shard, sent, wait);
         }
         settled
     }
@@ -296,10 +298,10 @@ impl ShardedSamples {
 
     /// Waits for a server's next reply. What it lacks is requested again.
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
-        let (part, sampled) = self.links[shard].receive(wait)?;
+        let (share, sampled) = self.links[shard].receive(wait)?;
         let found = sampled.as_ref().map_or(0, |sampled| sampled.items.len() as u32);
-        if let Some(batch) = find(&mut self.batches, part.batch) {
-            batch.owe(shard, part.count() - found);
+        if let Some(batch) = find(&mut self.batches, share.batch) {
+            batch.owe(shard, share.count() - found);
         }
         let sampled = match sampled {
             // No room for the reply: the client asks again, as if the server had nothing.
@@ -314,7 +316,7 @@ impl ShardedSamples {
             self.group.note_numbers(shard, state, &sampled.items);
             self.credit += i64::from(state.taken);
         }
-        if let Some(batch) = find(&mut self.batches, part.batch) {
+        if let Some(batch) = find(&mut self.batches, share.batch) {
             batch.add(shard, sampled);
         }
         Ok(())

@@ -18,7 +18,7 @@ use replay_wire::RequestBody;
 /// The requests to one server.
 pub struct ShardLink {
     /// Requests end with their connection: their items are divided again among the servers.
-    link: Link<Part>,
+    link: Link<ShareRequest>,
     /// The connection has answered, and no request on it has timed out since.
     answers: bool,
     /// Round trip, measured when the connection was opened.
@@ -30,14 +30,14 @@ pub struct ShardLink {
 }
 
 /// A request for the server's share of a batch.
-pub struct Part {
+pub struct ShareRequest {
     /// Index of the batch, from 1.
     pub batch: u64,
     request: SampleRequest,
     sent: Instant,
 }
 
-impl Part {
+impl ShareRequest {
     /// Requested items.
     pub fn count(&self) -> u32 {
         self.request.count
@@ -56,14 +56,14 @@ impl ShardLink {
     }
 
     /// Closes the connection. Returns the requests in flight, whose answers are lost.
-    pub fn reset(&mut self) -> Vec<Part> {
+    pub fn reset(&mut self) -> Vec<ShareRequest> {
         let lost = std::mem::replace(self, ShardLink::new(self.link.dialer.clone()));
         lost.link.into_requests()
     }
 
     /// Whether a request of this batch is in flight.
     pub fn awaits(&self, batch: u64) -> bool {
-        self.link.requests().any(|part| part.batch == batch)
+        self.link.requests().any(|share| share.batch == batch)
     }
 
     /// Whether no request is in flight.
@@ -78,7 +78,7 @@ impl ShardLink {
 
     /// Samples requested from the rate limiter that are in flight.
     pub fn taking(&self) -> f64 {
-        self.link.requests().map(|part| f64::from(part.take())).sum()
+        self.link.requests().map(|share| f64::from(share.take())).sum()
     }
 
     /// Samples that the rate limiter will still admit after the requests in flight.
@@ -108,8 +108,8 @@ impl ShardLink {
             self.round_trip = connection.pipeline().round_trip;
             self.link.send_all_over(connection);
         }
-        self.link.queue(Part { batch, request, sent: system::now() }, 0);
-        let sent = self.link.send(usize::MAX, None, |_, part| (table, RequestBody::Sample(part.request)));
+        self.link.queue(ShareRequest { batch, request, sent: system::now() }, 0);
+        let sent = self.link.send(usize::MAX, None, |_, share| (table, RequestBody::Sample(share.request)));
         sent.inspect_err(|_| self.link.take_back())?;
         Ok(connects.then_some(self.round_trip))
     }
@@ -119,10 +119,10 @@ impl ShardLink {
     /// # Errors
     /// [`Error::Deadline`] at the caller's deadline, but not before the grace of a request has ended; [`Error::Interrupted`];
     /// [`Error::Disconnected`] for a connection that broke, or a server that does not answer in time.
-    pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(Part, Result<Sampled>)> {
+    pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(ShareRequest, Result<Sampled>)> {
         let dialer = self.link.dialer.clone();
         let (name, grace) = (&dialer.address, dialer.options.grace);
-        let sent = self.link.requests().next().map_or_else(system::now, |part| part.sent);
+        let sent = self.link.requests().next().map_or_else(system::now, |share| share.sent);
         let patient = Wait { deadline: wait.deadline.map(|deadline| deadline.max(sent + grace)), ..*wait };
         // The grace begins now, because a caller that paused has not read meanwhile.
         let reply = within_grace(&dialer, &patient, |wait| self.link.reply(wait, no_answer(name), false))?;
@@ -131,27 +131,27 @@ impl ShardLink {
             return Err(silent(&dialer));
         };
         self.answers = true;
-        let Some((_, part)) = self.link.take(reply.id) else {
+        let Some((_, share)) = self.link.take(reply.id) else {
             return Err(Error::protocol(format!("{name} answered request {}, which is not in flight", reply.id)));
         };
         let body = match answer(reply.body) {
             Ok(body) => body,
-            Err(error) => return Ok((part, Err(error))),
+            Err(error) => return Ok((share, Err(error))),
         };
         let sampled: Sampled = expect(body)?;
         let Some(state) = sampled.state else {
             return Err(Error::protocol(format!("{name} sampled its share of a batch without the state of the table")));
         };
-        if sampled.items.len() > part.count() as usize || state.taken > part.take() {
+        if sampled.items.len() > share.count() as usize || state.taken > share.take() {
             return Err(Error::protocol(format!(
                 "{name} answered a request for {} items and {} samples of its rate limiter with {} and {}",
-                part.count(),
-                part.take(),
+                share.count(),
+                share.take(),
                 sampled.items.len(),
                 state.taken
             )));
         }
         self.seen = Some(Seen { state, with_priority: sampled.live_items, min_probability: sampled.min_probability });
-        Ok((part, Ok(sampled)))
+        Ok((share, Ok(sampled)))
     }
 }
