@@ -380,7 +380,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Some(self.save_snapshot().await);
         }
         let tables = self.context.service.table_request(&received.request.body)?;
-        let _turn = tables.turn().await;
+        let _turn = tables.turn.lock().await;
         let (tables, request) = (Arc::clone(tables), received.request.body.clone());
         let answer = self.stack.run_blocking(move || tables.answer(&request));
         Some(answer.await.and_then(|reply| reply))

@@ -67,7 +67,7 @@ struct WaitingFrame {
     granted: oneshot::Sender<ReceivePermit>,
 }
 
-/// A connection's place in a line.
+/// A connection's position in a line.
 pub struct Line {
     budget: Arc<ReceiveBudget>,
     name: Arc<str>,

@@ -65,11 +65,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
+    let given = matches.subcommand().map_or(&matches, |(_, given)| given);
     let done = match command_line.command {
-        Command::Serve(flags) => {
-            let given = matches.subcommand_matches("serve").unwrap_or(&matches);
-            serve::run(&flags, given)
-        }
+        Command::Serve(flags) => serve::run(&flags, given),
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
@@ -77,10 +75,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
         Command::Size(flags) => size::run(&flags).map(|()| 0),
-        Command::Doctor(flags) => {
-            let given = matches.subcommand_matches("doctor").unwrap_or(&matches);
-            doctor::run(&flags, given)
-        }
+        Command::Doctor(flags) => doctor::run(&flags, given),
     };
     match done {
         Ok(code) => code,

@@ -51,7 +51,7 @@ impl MemoryFlags {
     /// # Errors
     /// Errors of [`ServerFlags::connect`].
     pub fn connect(&self) -> Result<Client> {
-        self.server.connect_within(self.namespace.clone())
+        self.server.connect(self.namespace.clone())
     }
 }
 
@@ -60,11 +60,7 @@ impl ServerFlags {
     ///
     /// # Errors
     /// Errors of [`Client::connect`] and of reading the token.
-    pub fn connect(&self) -> Result<Client> {
-        self.connect_within(None)
-    }
-
-    fn connect_within(&self, namespace: Option<Namespace>) -> Result<Client> {
+    pub fn connect(&self, namespace: Option<Namespace>) -> Result<Client> {
         let options = ConnectOptions {
             token: self.token(auth::environment_token())?.map(Secret),
             tls_ca: self.tls_ca.clone(),

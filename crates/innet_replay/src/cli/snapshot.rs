@@ -21,7 +21,7 @@ pub struct SnapshotFlags {
 
 /// Saves the memory, and prints the newest snapshot.
 pub fn run(flags: &SnapshotFlags) -> Result<()> {
-    let client = flags.server.connect()?;
+    let client = flags.server.connect(None)?;
     // No deadline: saving a large memory takes longer than a connection attempt may.
     client.command(RequestBody::Snapshot, &Wait::forever())?;
     let saved = &client.stats(&patience())?["snapshots"];

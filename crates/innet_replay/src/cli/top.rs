@@ -29,11 +29,11 @@ pub struct TopFlags {
 /// Shows the statistics repeatedly. In a terminal each replaces the last.
 pub fn run(flags: &TopFlags) -> Result<()> {
     let client = flags.memory.connect()?;
-    let mut before: Option<Moment> = None;
+    let mut before: Option<Polled> = None;
     loop {
-        let now = Moment { time: Instant::now(), stats: client.stats(&patience())? };
+        let now = Polled { time: Instant::now(), stats: client.stats(&patience())? };
         // Counters restart with the server, so no rates across a restart.
-        let same = |earlier: &&Moment| earlier.stats["incarnation"] == now.stats["incarnation"];
+        let same = |earlier: &&Polled| earlier.stats["incarnation"] == now.stats["incarnation"];
         let lines = Change { before: before.as_ref().filter(same).unwrap_or(&now), now: &now }.lines();
         if print(&lines).is_err() {
             // Broken pipe (`| head`).
@@ -64,29 +64,29 @@ fn print(lines: &[String]) -> io::Result<()> {
 }
 
 /// Statistics and their time.
-struct Moment {
+struct Polled {
     time: Instant,
     stats: Value,
 }
 
-/// Two moments, for rates.
+/// Two polls, for rates.
 struct Change<'a> {
-    before: &'a Moment,
-    now: &'a Moment,
+    before: &'a Polled,
+    now: &'a Polled,
 }
 
 impl Change<'_> {
-    /// Increase per second of a counter at `path`, a JSON pointer.
-    fn rate(&self, path: &str) -> f64 {
+    /// Increase per second of the counter that the keys lead to.
+    fn rate(&self, keys: &[&str]) -> f64 {
         let seconds = self.now.time.duration_since(self.before.time).as_secs_f64();
-        let value = |moment: &Moment| moment.stats.pointer(path).and_then(Value::as_f64);
-        let increase = value(self.now).unwrap_or(0.0) - value(self.before).unwrap_or(0.0);
+        let value = |polled: &Polled| number(at(&polled.stats, keys));
+        let increase = value(self.now) - value(self.before);
         if seconds > 0.0 { increase.max(0.0) / seconds } else { 0.0 }
     }
 
-    /// Increase of the histogram at `path`, or all of it without an increase.
-    fn gained(&self, path: &str) -> Buckets {
-        let buckets = |moment: &Moment| Buckets::of(moment.stats.pointer(path));
+    /// Increase of the histogram that the keys lead to, or all of it without an increase.
+    fn gained(&self, keys: &[&str]) -> Buckets {
+        let buckets = |polled: &Polled| Buckets::of(at(&polled.stats, keys));
         let (before, mut now) = (buckets(self.before), buckets(self.now));
         if before.count < now.count {
             now.count -= before.count;
@@ -111,9 +111,9 @@ impl Change<'_> {
             ),
             format!(
                 "{} requests/s  {}/s received  {}/s sent  {} errors",
-                readable_count(self.rate("/server/requests")),
-                readable_bytes(self.rate("/server/bytes_received") as u64),
-                readable_bytes(self.rate("/server/bytes_sent") as u64),
+                readable_count(self.rate(&["server", "requests"])),
+                readable_bytes(self.rate(&["server", "bytes_received"]) as u64),
+                readable_bytes(self.rate(&["server", "bytes_sent"]) as u64),
                 count(&server["errors"]),
             ),
         ];
@@ -129,9 +129,8 @@ impl Change<'_> {
         let mut rows = Vec::new();
         let mut notes = Vec::new();
         for (name, table) in members(&self.now.stats["tables"]) {
-            let path = |statistic: &str| format!("/tables/{}/{statistic}", escaped(name));
-            let rate = |statistic: &str| readable_count(self.rate(&path(statistic)));
-            let mean = |statistic: &str| readable_count(self.gained(&path(statistic)).mean());
+            let rate = |statistic| readable_count(self.rate(&["tables", name, statistic]));
+            let mean = |statistic| readable_count(self.gained(&["tables", name, statistic]).mean());
             let name = printable(name);
             let ratio = number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
             let wanted = match number(&table["samples_per_insert"]) {
@@ -189,11 +188,10 @@ impl Change<'_> {
 
     fn requests(&self, lines: &mut Vec<String>) {
         let row = |(kind, _): (&String, &Value)| {
-            let path = format!("/server/latency_s/{kind}");
-            let times = self.gained(&path);
+            let times = self.gained(&["server", "latency_s", kind]);
             vec![
                 ("REQUEST", kind.clone()),
-                ("PER s", readable_count(self.rate(&format!("{path}/count")))),
+                ("PER s", readable_count(self.rate(&["server", "latency_s", kind, "count"]))),
                 ("MEDIAN", readable_time(times.quantile(0.5))),
                 ("99 %", readable_time(times.quantile(0.99))),
             ]
@@ -203,7 +201,7 @@ impl Change<'_> {
 
     fn parameters(&self, lines: &mut Vec<String>) {
         let row = |(name, stats): (&String, &Value)| {
-            let lag = self.gained(&format!("/parameters/{}/lag", escaped(name)));
+            let lag = self.gained(&["parameters", name, "lag"]);
             vec![
                 ("PARAMETERS", printable(name)),
                 ("VERSION", count(&stats["version"])),
@@ -218,20 +216,21 @@ impl Change<'_> {
     fn extensions(&self, lines: &mut Vec<String>) {
         for (extension, pointers) in members(&self.now.stats["extensions"]) {
             for pointer in pointers.as_array().into_iter().flatten() {
-                let pointer = text(pointer);
-                let group = format!("/{extension}{pointer}");
-                let named = self.now.stats.pointer(&group).unwrap_or(&Value::Null);
+                // A JSON pointer, empty or with a slash before each key.
+                let path: Vec<&str> = text(pointer).split('/').skip(1).collect();
+                let group = [&[extension.as_str()], &path[..]].concat();
+                let named = at(&self.now.stats, &group);
                 let all = members(named).flat_map(|(_, member)| members(member));
                 let shown = all.filter(|(_, value)| !value.is_object() && !value.is_array());
                 let keys: BTreeSet<_> = shown.map(|(key, _)| key).collect();
                 let title = |text: &str| printable(&text.to_uppercase());
                 let row = |(name, member): (&String, &Value)| {
-                    let mut row = vec![(title(&format!("{extension}:{}", pointer.replace('/', " "))), printable(name))];
+                    let mut row = vec![(title(&format!("{extension}: {}", path.join(" "))), printable(name))];
                     for key in &keys {
                         let cell = match &member[*key] {
                             Value::Null => String::new(),
                             Value::String(text) => printable(text),
-                            value => match self.rate(&format!("{group}/{}/{key}", escaped(name))) {
+                            value => match self.rate(&[&group[..], &[name, key]].concat()) {
                                 0.0 => count(value),
                                 rate => format!("{} ({}/s)", count(value), readable_count(rate)),
                             },
@@ -261,7 +260,6 @@ fn snapshots(stats: &Value) -> Option<String> {
 }
 
 /// A histogram of the statistics.
-#[derive(Default)]
 struct Buckets {
     count: u64,
     sum: f64,
@@ -270,10 +268,7 @@ struct Buckets {
 }
 
 impl Buckets {
-    fn of(histogram: Option<&Value>) -> Self {
-        let Some(histogram) = histogram else {
-            return Buckets::default();
-        };
+    fn of(histogram: &Value) -> Self {
         let ranges = histogram["buckets"].as_array().into_iter().flatten();
         Buckets {
             count: histogram["count"].as_u64().unwrap_or(0),
@@ -315,9 +310,9 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Escapes a name for a JSON pointer.
-fn escaped(name: &str) -> String {
-    name.replace('~', "~0").replace('/', "~1")
+/// The value that keys lead to.
+fn at<'a>(stats: &'a Value, keys: &[&str]) -> &'a Value {
+    keys.iter().fold(stats, |value, key| &value[key])
 }
 
 fn readable_count(number: f64) -> String {
@@ -417,8 +412,8 @@ mod tests {
             })
         };
         let start = Instant::now();
-        let moment = |seconds, stats| Moment { time: start + Duration::from_secs(seconds), stats };
-        let (before, now) = (moment(0, stats(1000, 10)), moment(2, stats(6000, 110)));
+        let polled = |seconds, stats| Polled { time: start + Duration::from_secs(seconds), stats };
+        let (before, now) = (polled(0, stats(1000, 10)), polled(2, stats(6000, 110)));
         let change = Change { before: &before, now: &now };
         let lines = change.lines();
         let text = lines.join("\n");

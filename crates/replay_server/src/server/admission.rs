@@ -280,7 +280,7 @@ mod tests {
         let others: Vec<_> = (0..2).map(|_| admission.accept("process 1", later).unwrap()).collect();
         assert!(is_handshake(admission.accept("process 1", later + DISPLACED_EVERY).as_ref()));
         assert!(is_displaced(&elsewhere) && !others.iter().any(is_displaced));
-        // A handshake that ended in the same moment stays.
+        // A handshake that ended at the same time stays.
         one_more.welcome(Role::Actor).unwrap();
         one_more.displaced.notify_one();
         assert!(!is_displaced(&one_more));

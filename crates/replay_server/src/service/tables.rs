@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Mutex;
 
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
@@ -17,7 +17,7 @@ pub struct Tables {
     /// Names of the tables in the server's own configuration.
     configured: HashSet<String>,
     /// One request at a time: more threads would only wait for each other.
-    turn: Semaphore,
+    pub turn: Mutex<()>,
 }
 
 impl Tables {
@@ -32,14 +32,8 @@ impl Tables {
         Ok(Arc::new(Tables {
             memory,
             configured: configured.iter().map(|table| table.name.clone()).collect(),
-            turn: Semaphore::new(1),
+            turn: Mutex::default(),
         }))
-    }
-
-    /// Waits for the end of the requests before this one.
-    pub async fn turn(&self) -> SemaphorePermit<'_> {
-        let turn = self.turn.acquire().await;
-        turn.expect("the semaphore is never closed")
     }
 
     /// Answers a request that makes, empties or removes a table.

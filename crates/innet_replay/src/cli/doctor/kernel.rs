@@ -56,7 +56,7 @@ fn memory(config: &ServerConfig, machine: &MachineFiles) -> CheckResult {
     )
 }
 
-/// Binds each address for a moment. Fails while a server runs there.
+/// Binds each address and closes it again. Fails while a server runs there.
 fn addresses(config: &ServerConfig) -> CheckResult {
     let taken = |error: String, setting: &str| {
         let to_do =

@@ -128,7 +128,7 @@ pub(super) fn encode(stats: Value, extensions: &[Arc<dyn Extension>]) -> std::re
     Ok(text)
 }
 
-/// The statistics of one moment, and the groups of each extension.
+/// Statistics at one time, and the groups of each extension.
 #[derive(Debug)]
 struct Scrape(Value, Vec<(&'static str, &'static [MetricGroup])>);
 
