@@ -40,7 +40,7 @@ const WHAT: &str = "iterator of batches";
 #[doc = stub_doc!("Batches")]
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
 pub struct PyBatches {
-    source: ProcessLocal<Arc<Source>>,
+    source: ProcessLocal<Arc<Exclusive<Source>>>,
     beta: Beta,
     timeout: Option<f64>,
     writers_timeout: Option<Duration>,
@@ -101,14 +101,9 @@ impl Beta {
 /// Source of the batches.
 enum Source {
     /// Samples and decodes in the call of the consumer.
-    Direct(Exclusive<Direct>),
+    Direct(DecodedSamples, Channels),
     /// A background thread.
-    Ahead(Exclusive<Ahead>),
-}
-
-struct Direct {
-    samples: DecodedSamples,
-    channels: Channels,
+    Ahead(Ahead),
 }
 
 /// A channel for each share of the samples.
@@ -145,13 +140,11 @@ impl PyBatches {
                 .map(|share| samples.replay.sampler(&share.table, share.request, in_flight))
                 .collect::<Result<Channels>>()?;
             if prefetch == 0 || allow_short {
-                let direct = Direct { samples, channels };
-                return Ok(Source::Direct(Exclusive::new(WHAT, direct)));
+                return Ok(Source::Direct(samples, channels));
             }
-            let ahead = Ahead::start(samples, channels, prefetch, first_beta)?;
-            Ok(Source::Ahead(Exclusive::new(WHAT, ahead)))
+            Ahead::start(samples, channels, prefetch, first_beta).map(Source::Ahead)
         };
-        let source = wait::unlocked(py, start)?;
+        let source = Exclusive::new(WHAT, wait::unlocked(py, start)?);
         Ok(PyBatches {
             source: ProcessLocal::within(py, replay, WHAT, Arc::new(source), |source| {
                 drop(source);
@@ -181,19 +174,15 @@ impl PyBatches {
         let _call = Call::begin(py);
         let beta = self.beta.now(py)?;
         let (writers, tables) = (&self.writers, &self.tables);
-        let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
-            Source::Direct(direct) => {
-                let mut direct = direct.take(wait)?;
-                let Direct { samples, channels } = &mut *direct;
-                samples.next(
-                    wait,
-                    || beta,
-                    |share, table, request, wait| {
-                        writers.awaiting(table, request.allow_short, wait, |wait| channels[share].next(wait))
-                    },
-                )
-            }
-            Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait, || {
+        let next = |source: &Exclusive<Source>, wait: &Wait<'_>| match &mut *source.take(wait)? {
+            Source::Direct(samples, channels) => samples.next(
+                wait,
+                || beta,
+                |share, table, request, wait| {
+                    writers.awaiting(table, request.allow_short, wait, |wait| channels[share].next(wait))
+                },
+            ),
+            Source::Ahead(ahead) => ahead.next(beta, wait, || {
                 let sent = tables.iter().map(|table| writers.send_open(table, wait));
                 sent.collect()
             }),

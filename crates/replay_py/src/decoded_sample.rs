@@ -25,6 +25,8 @@ const TABLES: &str = "tables";
 pub struct Reading {
     config: Arc<TableConfig>,
     pub view: ViewSpec,
+    /// View and options that the call named.
+    asked: (Option<ViewSpec>, DecodeOptions),
     /// [`TableConfig::checksum`] of what the decoder relies on.
     checksum: u32,
     decoder: Decoder,
@@ -43,17 +45,24 @@ impl Reading {
     /// # Errors
     /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
     pub fn new(config: Arc<TableConfig>, view: Option<ViewSpec>, options: DecodeOptions) -> Result<Self> {
-        let own = view.is_none();
-        let checksum = config.checksum(own);
+        let checksum = config.checksum(view.is_none());
+        let asked = (view.clone(), options);
         let view = config.view_or_own(view)?;
         Ok(Reading {
             decoder: Decoder::new(&config, &view, options)?,
             config,
             view,
+            asked,
             checksum,
             tables: Mutex::default(),
             outdated: AtomicBool::default(),
         })
+    }
+
+    /// Whether it reads what a call asks for, and the table's definition is still the decoder's.
+    pub fn fits(&self, view: Option<&ViewSpec>, options: DecodeOptions) -> bool {
+        let (asked_view, asked_options) = &self.asked;
+        asked_view.as_ref() == view && *asked_options == options && !self.is_outdated()
     }
 
     /// Whether the table's definition is no longer the decoder's.

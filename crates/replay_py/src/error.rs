@@ -2,6 +2,7 @@
 //! `innet_drl.errors`.
 
 use std::cell::Cell;
+use std::str::FromStr;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -99,6 +100,11 @@ pub fn choice<T>(py: Python<'_>, argument: &str, name: &str, choices: [(&str, T)
     let wanted = format!("{argument} is {first:?} or {second:?}, got {name:?}");
     let chosen = choices.into_iter().find(|(known, _)| *known == name);
     chosen.map(|(_, value)| value).ok_or_else(|| config(py, wanted))
+}
+
+/// Parses the text of an argument; errors say what is `wanted`.
+pub fn parse<T: FromStr>(py: Python<'_>, argument: &str, text: &str, wanted: &str) -> PyResult<T> {
+    text.parse().map_err(|_| config(py, format!("{argument} is {wanted}, got {text:?}")))
 }
 
 /// The exception for data that does not fit the columns of `table`.

@@ -22,6 +22,9 @@ use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
 use crate::{array, error, integer, interpreter, wait};
 
+/// Form of addresses for gradients, in errors.
+pub const UDP_ADDRESS: &str = "an IP address and a port, such as 127.0.0.1:7711";
+
 /// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
 
@@ -63,11 +66,6 @@ pub fn inside(namespace: Option<&Namespace>, error: WorkerError) -> WorkerError 
     }
 }
 
-/// Parses `ip:port`.
-pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
-    text.parse().map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
-}
-
 /// Display name of a worker: `name` unless it is empty.
 pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
     if !name.is_empty() {
@@ -88,7 +86,7 @@ impl PyGradientWorker {
         via: Option<&str>,
         station: Option<&PyStation>,
     ) -> PyResult<Self> {
-        let via = via.map(|via| socket_address(py, via)).transpose()?;
+        let via: Option<SocketAddr> = via.map(|via| error::parse(py, "via", via, UDP_ADDRESS)).transpose()?;
         let station = station.map(|station| &station.config);
         if let (Some(via), Some(_)) = (via, station) {
             let advice = "a station sends to the server's own address: leave one of them out";

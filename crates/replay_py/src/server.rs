@@ -1,6 +1,5 @@
 //! `Server`: network access to a memory in this process.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -14,6 +13,7 @@ use replay_server::plugin::ExtensionSettings;
 use replay_server::server::{RunningServer, Server};
 
 use crate::class::{attributes, context_manager};
+use crate::gradients::UDP_ADDRESS;
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, wait};
@@ -38,24 +38,11 @@ pub fn addresses(value: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     addresses.collect()
 }
 
-/// An IP address with a port.
-fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
-    address.parse().map_err(|_| {
-        let wanted = "an IP address and a port, such as 127.0.0.1:7711";
-        error::config(py, format!("gradients is {wanted}, got {address:?}"))
-    })
-}
-
 /// Settings of the server's extensions: gradient sums at a UDP address.
 pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
-    let config =
-        GradientsConfig { gradients: gradients.map(|at| udp(py, at)).transpose()?, ..GradientsConfig::default() };
+    let gradients = gradients.map(|at| error::parse(py, "gradients", at, UDP_ADDRESS)).transpose()?;
+    let config = GradientsConfig { gradients, ..GradientsConfig::default() };
     config.settings().map_err(|error| error::to_python(py, error))
-}
-
-/// An address for statistics over HTTP.
-pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
-    address.parse().map_err(|error| error::to_python(py, error))
 }
 
 impl PyServer {

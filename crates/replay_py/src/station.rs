@@ -1,6 +1,5 @@
 //! `Station`: DPDK device and IPv4 interface of a worker of a gradient job.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -34,13 +33,9 @@ impl PyStation {
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         keywords::refuse(unknown, || Ok(py.get_type::<PyStation>().into_any()))?;
-        let address: SocketAddrV4 = address.parse().map_err(|_| {
-            let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
-            error::config(py, format!("address is {wanted}, got {address:?}"))
-        })?;
-        let gateway = gateway.map(|text| {
-            text.parse::<Ipv4Addr>().map_err(|_| error::config(py, format!("gateway is an IPv4 address, got {text:?}")))
-        });
+        let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
+        let address = error::parse(py, "address", address, wanted)?;
+        let gateway = gateway.map(|text| error::parse(py, "gateway", text, "an IPv4 address"));
         Ok(PyStation {
             config: DpdkConfig {
                 eal: eal.split_whitespace().map(str::to_owned).collect(),

@@ -17,7 +17,7 @@ use super::PyReplay;
 use crate::interpreter::Call;
 use crate::server::{self, PyServer};
 use crate::table::{self, PyTable};
-use crate::{integer, keywords, log, wait};
+use crate::{error, integer, keywords, log, wait};
 
 /// Default of `max_bytes` (tables and parameters), in percent of the memory that the process may use.
 const SHARE_PERCENT: u8 = 80;
@@ -126,7 +126,7 @@ impl PyMemory {
             io_threads,
             spin,
             extensions: server::extensions(py, gradients)?,
-            http: http.map(|at| server::http(py, at)).transpose()?,
+            http: http.map(str::parse).transpose().map_err(|error| error::to_python(py, error))?,
             snapshot,
             snapshot_every: snapshot_every.map(|every| wait::seconds(py, "snapshot_every", every)).transpose()?,
             ..ServerConfig::default()

@@ -32,14 +32,7 @@ use crate::writer::PyWriter;
 use crate::{array, class, error, integer, keywords, torch, view, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
-pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Reading>)>>;
-
-/// The view that a sample names, if any, and the options of its decoder.
-#[derive(Clone, PartialEq)]
-pub(super) struct DecoderKey {
-    view: Option<ViewSpec>,
-    options: DecodeOptions,
-}
+pub(super) type Decoders = HashMap<String, Vec<Arc<Reading>>>;
 
 /// Number of decoders kept for each table.
 const DECODERS_PER_TABLE: usize = 8;
@@ -70,28 +63,26 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         table: &str,
-        key: DecoderKey,
+        view: Option<&ViewSpec>,
+        options: DecodeOptions,
         deadline: Option<Instant>,
     ) -> PyResult<Arc<Reading>> {
-        let known = |kept: &Vec<(DecoderKey, Arc<Reading>)>| {
-            let fits = |(known, reading): &&(DecoderKey, Arc<Reading>)| *known == key && !reading.is_outdated();
-            let found = kept.iter().find(fits);
-            found.map(|(_, reading)| reading.clone())
-        };
-        if let Some(reading) = self.decoders().get(table).and_then(known) {
+        let fits = |reading: &&Arc<Reading>| reading.fits(view, options);
+        let known = self.decoders().get(table).and_then(|kept| kept.iter().find(fits).cloned());
+        if let Some(reading) = known {
             return Ok(reading);
         }
         let reading = self.backend.call_until(py, deadline, |backend, wait| {
             let config = backend.replay.table_config(table, wait)?;
-            Reading::new(config, key.view.clone(), key.options).map(Arc::new)
+            Reading::new(config, view.cloned(), options).map(Arc::new)
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
-        kept.retain(|(_, reading)| !reading.is_outdated());
+        kept.retain(|reading| !reading.is_outdated());
         if kept.len() == DECODERS_PER_TABLE {
             kept.remove(0);
         }
-        kept.push((key, reading.clone()));
+        kept.push(reading.clone());
         Ok(reading)
     }
 
@@ -110,7 +101,7 @@ impl PyReplay {
         let decoders = self.decoders();
         let numbers = |name| -> Vec<u16> {
             let kept = decoders.get(name).into_iter().flatten();
-            kept.flat_map(|(_, reading)| reading.table_numbers()).collect()
+            kept.flat_map(|reading| reading.table_numbers()).collect()
         };
         let known: Vec<_> = tables.names().map(|name| (name, numbers(name))).collect();
         let routed = known.iter().map(|(name, own)| {
@@ -143,8 +134,7 @@ impl PyReplay {
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
         let mut shares: Vec<TableShare> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
-            let view = view.clone();
-            let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
+            let reading = self.reading(py, table, view.as_ref(), options, deadline)?;
             if tables.mixed {
                 reading.check_mixed().map_err(|error| error::to_python(py, error))?;
             }
