@@ -1,8 +1,7 @@
 //! Replies of a connection: encoded, counted in the reply budget while unread, written in order.
 
-use std::io;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::AsyncWrite;
@@ -24,7 +23,7 @@ pub(super) struct QueuedReply {
     _share: ReplyShare,
 }
 
-/// Time without progress after which a client that reads a reply is disconnected, if replies to other clients of its role are blocked.
+/// Time for which a client that reads a reply may stall before it is disconnected, if replies to other clients of its role are blocked.
 /// Packet loss may silence a link for a second.
 const STALLED: Duration = Duration::from_secs(2);
 
@@ -117,12 +116,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let counters = &self.context.service.counters;
         while let Some(mut queued) = outbox.recv().await {
             let outgoing = &mut queued.frame;
-            let written = self.write_in_time(outgoing, reader, write).await?;
-            written.map_err(|error| match is_closed(&error) {
-                // Expected from clients that close before they have read prefetched batches.
-                true => Error::Closed("the client"),
-                false => broken(self.peer, error),
-            })?;
+            self.write_in_time(outgoing, reader, write).await?;
             counters.bytes_sent.add(outgoing.frame_bytes());
         }
         Ok(())
@@ -134,71 +128,37 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         frame: &mut OutgoingFrame,
         reader: &Reader,
         write: &mut W,
-    ) -> Result<io::Result<()>> {
-        let begun = self.stack.now();
-        let mut progress = Progress {
-            begun,
-            last: begun,
-            written: 0,
-            bytes: frame.frame_bytes(),
-            allowed: self.context.write_deadline,
-        };
+    ) -> Result<()> {
+        let (begun, bytes, allowed) = (self.stack.now(), frame.frame_bytes(), self.context.write_deadline);
+        let (mut last, mut written) = (begun, 0);
         loop {
-            let part = write_part(frame, write);
-            let written = tokio::select! {
+            // A client stalls if it makes no progress, or falls behind the average rate that meets the deadline.
+            let average = begun + allowed.mul_f64((written as f64 / bytes.max(1) as f64).min(1.0));
+            let needed = async {
+                self.stack.sleep_until(average.min(last) + STALLED).await;
+                reader.budget().needed().await;
+            };
+            let written_now = tokio::select! {
                 biased;
-                written = part => written,
-                slow = self.too_slow(&progress, reader) => {
+                written = write_part(frame, write) => written,
+                needed = until(self.stack, begun + allowed, needed) => {
                     self.context.service.counters.slow_readers_dropped.add(1);
-                    return Err(slow);
+                    let others = match needed {
+                        Some(()) => " while other clients of its role wait for room (--reply-bytes)",
+                        None => "",
+                    };
+                    let elapsed = (self.stack.now() - begun).as_millis();
+                    let progress = format!("{written} of the {bytes} bytes of a reply within {elapsed} ms");
+                    return Err(Error::deadline(format!("the client read {progress}{others}")));
                 }
             };
-            match written {
-                Ok(0) => return Ok(Ok(())),
-                Ok(part) => {
-                    progress.written += part as u64;
-                    progress.last = self.stack.now();
-                }
-                Err(error) => return Ok(Err(error)),
+            match written_now {
+                Ok(0) => return Ok(()),
+                Ok(part) => (last, written) = (self.stack.now(), written + part as u64),
+                // Expected from clients that close before they have read prefetched batches.
+                Err(error) if is_closed(&error) => return Err(Error::Closed("the client")),
+                Err(error) => return Err(broken(self.peer, error)),
             }
         }
-    }
-
-    /// Completes with an error once the client is too slow. Called anew after each progress.
-    async fn too_slow(&self, progress: &Progress, reader: &Reader) -> Error {
-        let needed = async {
-            self.stack.sleep_until(progress.stalled()).await;
-            reader.budget().needed().await;
-        };
-        let deadline = progress.begun + progress.allowed;
-        let others = match until(self.stack, deadline, needed).await {
-            Some(()) => " while other clients of its role wait for room (--reply-bytes)",
-            None => "",
-        };
-        Error::deadline(format!(
-            "the client read {} of the {} bytes of a reply within {} ms{others}",
-            progress.written,
-            progress.bytes,
-            (self.stack.now() - progress.begun).as_millis()
-        ))
-    }
-}
-
-/// A client's progress in reading a reply.
-struct Progress {
-    begun: Instant,
-    last: Instant,
-    written: u64,
-    bytes: u64,
-    allowed: Duration,
-}
-
-impl Progress {
-    /// Time after which the client counts as stalled: [`STALLED`] after its last progress, or after it fell behind the average rate that
-    /// meets the deadline, whichever is earlier.
-    fn stalled(&self) -> Instant {
-        let read = self.written as f64 / self.bytes.max(1) as f64;
-        let average = self.begun + self.allowed.mul_f64(read.min(1.0));
-        average.min(self.last) + STALLED
     }
 }
