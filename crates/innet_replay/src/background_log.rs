@@ -23,7 +23,7 @@ pub struct BackgroundLog<L> {
 }
 
 impl<L: Send + 'static> BackgroundLog<L> {
-    /// A log whose lines `deliver` takes, which may block; `lost_lines` is the line about so many lost ones.
+    /// A log that passes its lines to `deliver`, which may block. `lost_lines` makes the line that reports a number of lost lines.
     pub fn new(deliver: fn(L), lost_lines: fn(u64) -> L) -> Self {
         BackgroundLog {
             lines: ArrayQueue::new(MOST_LINES),

@@ -37,6 +37,33 @@ impl Input<'_> {
         // that is referenced elsewhere, and the borrow excludes writes by this package.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
+
+    /// Each number as a float64.
+    ///
+    /// # Errors
+    /// `OutOfMemoryError`, as the other conversions.
+    pub fn to_f64(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
+        let bytes = self.bytes();
+        match self.dtype {
+            Dtype::Float32 => map(py, bytes, |b| f64::from(f32::from_ne_bytes(b))),
+            Dtype::Float64 => map(py, bytes, f64::from_ne_bytes),
+            other => collect(py, bytes.chunks_exact(other.bytes()).map(|element| other.read(element))),
+        }
+    }
+
+    /// Each integer as an int64; a larger uint64 wraps to a negative number.
+    pub fn to_i64(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
+        match self.dtype {
+            Dtype::Int64 | Dtype::Uint64 => map(py, self.bytes(), i64::from_ne_bytes),
+            // A float64 holds every narrower integer, in as many bytes.
+            _ => Ok(self.to_f64(py)?.into_iter().map(|integer| integer as i64).collect()),
+        }
+    }
+
+    /// The 64 bits of each number.
+    pub fn to_bits(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        map(py, self.bytes(), u64::from_ne_bytes)
+    }
 }
 
 /// Expected dtype and shape. Scalars, of Python or NumPy, and lists are converted unless a number would change its kind or
@@ -109,38 +136,6 @@ pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteA
     array.try_readwrite().map_err(|error| refuse(error.to_string()))
 }
 
-/// One dimension of numbers.
-pub struct Numbers<'py>(pub Input<'py>);
-
-impl Numbers<'_> {
-    /// Each number as a float64.
-    ///
-    /// # Errors
-    /// `OutOfMemoryError`, as the other conversions.
-    pub fn to_f64(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
-        let bytes = self.0.bytes();
-        match self.0.dtype {
-            Dtype::Float32 => map(py, bytes, |b| f64::from(f32::from_ne_bytes(b))),
-            Dtype::Float64 => map(py, bytes, f64::from_ne_bytes),
-            other => collect(py, bytes.chunks_exact(other.bytes()).map(|element| other.read(element))),
-        }
-    }
-
-    /// Each integer as an int64; a larger uint64 wraps to a negative number.
-    pub fn to_i64(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
-        match self.0.dtype {
-            Dtype::Int64 | Dtype::Uint64 => map(py, self.0.bytes(), i64::from_ne_bytes),
-            // A float64 holds every narrower integer, in as many bytes.
-            _ => Ok(self.to_f64(py)?.into_iter().map(|integer| integer as i64).collect()),
-        }
-    }
-
-    /// The 64 bits of each number.
-    pub fn to_bits(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        map(py, self.0.bytes(), u64::from_ne_bytes)
-    }
-}
-
 fn map<const N: usize, T>(py: Python<'_>, bytes: &[u8], read: impl Fn([u8; N]) -> T) -> PyResult<Vec<T>> {
     let (values, _) = bytes.as_chunks();
     collect(py, values.iter().map(|&value| read(value)))
@@ -175,7 +170,7 @@ pub const INDEXES: &[Dtype] = PRIORITIES.split_at(3).1;
 ///
 /// # Errors
 /// `ConfigError` that names `what`.
-pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Numbers<'py>> {
+pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Input<'py>> {
     let refuse = |got: String| {
         let names = match allowed {
             _ if allowed == PRIORITIES => "numbers".to_owned(),
@@ -203,7 +198,7 @@ pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) ->
         };
         return Err(refuse(got + &advice));
     }
-    Ok(Numbers(input))
+    Ok(input)
 }
 
 fn as_array<'py>(value: &Bound<'py, PyAny>, refuse: &impl Fn(String) -> PyErr) -> PyResult<Bound<'py, PyUntypedArray>> {

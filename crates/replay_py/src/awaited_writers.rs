@@ -1,4 +1,4 @@
-//! The writers that a sample waits for: how they are, for the reason of its wait, and the end of a wait for writers that are gone.
+//! The writers that a sample waits for: their state, for the reason of its wait, and the end of a wait for writers that are gone.
 
 use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use replay_link::error::Error;
 
 use crate::open_writers::OpenWriters;
 
-/// Time without an answer after which a call asks how the writers are, and the pause until it asks again.
+/// Time without an answer after which a call asks for the state of the writers, and the pause until it asks again.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Limit of asking.
 const ASK_WITHIN: Duration = Duration::from_millis(500);
@@ -45,7 +45,7 @@ impl<'a> AwaitedWriters<'a> {
         AwaitedWriters { own, replay, longest, begun, deadline, next_look: Mutex::new(begun), absent: Mutex::new(None) }
     }
 
-    /// What the reason of a wait for writers of a table ends with: why this replay's writers made no items, and how all writers are.
+    /// End of the reason of a wait for writers of a table: why writers of this replay made no items, and the state of all writers.
     pub fn advice(&self, table: &str) -> Option<String> {
         let own = self.own.advice(table);
         // A short call ends in time.
@@ -54,7 +54,7 @@ impl<'a> AwaitedWriters<'a> {
         (own.is_some() || all.is_some()).then(|| own.unwrap_or_default() + &all.unwrap_or_default())
     }
 
-    /// Whether the call waits for writers of a table of which none has been connected for `writers_timeout`, and has waited as long.
+    /// Whether no writer of the awaited table has been connected for `writers_timeout`, and the call has waited as long.
     pub fn are_gone(&self, wait: &Wait<'_>) -> bool {
         let now = Instant::now();
         if self.longest.is_none_or(|longest| now - self.begun < longest) || now < *lock(&self.next_look) {
@@ -86,7 +86,7 @@ impl<'a> AwaitedWriters<'a> {
         }
     }
 
-    /// How the writers of a table are; `None` if the memory does not answer. Takes no longer than the call may, with its grace.
+    /// State of a table's writers; `None` if the memory does not answer. Takes no longer than the call may, with its grace.
     fn look(&self, table: &str) -> Option<WritersSeen> {
         let soon = Instant::now() + ASK_WITHIN;
         let until = self.deadline.map_or(soon, |deadline| deadline.min(soon));

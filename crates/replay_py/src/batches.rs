@@ -46,7 +46,7 @@ pub struct PyBatches {
     writers_timeout: Option<Duration>,
     /// Begin of the wait for the next batch, if an earlier call has not got it.
     waits_since: Mutex<Option<Instant>>,
-    /// Of the samples, which the source has.
+    /// Memory that is sampled. Weak: the source owns it.
     memory: Weak<dyn Replay<Error>>,
     description: String,
     tables: Vec<String>,

@@ -59,13 +59,13 @@ impl Reading {
         })
     }
 
-    /// Whether it reads what a call asks for, and the table's definition is still the decoder's.
+    /// Whether the decoder is for this view and these options, and the table's definition has not changed.
     pub fn fits(&self, view: Option<&ViewSpec>, options: DecodeOptions) -> bool {
         let (asked_view, asked_options) = &self.asked;
         asked_view.as_ref() == view && *asked_options == options && !self.is_outdated()
     }
 
-    /// Whether the table's definition is no longer the decoder's.
+    /// Whether the table's definition has changed since.
     pub fn is_outdated(&self) -> bool {
         self.outdated.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Conversions between NumPy's dtypes and the core's.
+//! Conversions between dtypes of NumPy and of the core.
 
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::prelude::*;

@@ -13,7 +13,7 @@ use replay_wire::ErrorCode;
 
 use crate::interpreter::Call;
 
-/// The exception class for a code, whose name it has unless it is named here.
+/// Exception class for a code: the name of the code and `Error`, with the exceptions below.
 fn class_name(code: ErrorCode) -> String {
     match code {
         ErrorCode::NoMass => "EmptyError".into(),

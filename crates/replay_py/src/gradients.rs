@@ -58,7 +58,7 @@ impl SharedWorker {
     }
 }
 
-/// The error of a join, whose names are seen from a namespace.
+/// The error of a join, with names as seen from a namespace.
 pub fn inside(namespace: Option<&Namespace>, error: WorkerError) -> WorkerError {
     match error {
         WorkerError::Net(error) => Namespace::short_names(namespace, error).into(),

@@ -79,7 +79,7 @@ pub fn ends_calls() -> bool {
 /// A call of this module by a thread with the interpreter lock, until dropped. Methods that run Python code begin with one;
 /// nested ones count once.
 pub struct Call {
-    /// Not `Send`: the count is this thread's.
+    /// Not `Send`: the count belongs to this thread.
     _thread: PhantomData<*const ()>,
 }
 

@@ -7,7 +7,7 @@
 //! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `Episodes`; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
-//! | `awaited_writers` | how the writers are that a sample waits for |
+//! | `awaited_writers` | state of the writers that a sample waits for |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
@@ -15,7 +15,7 @@
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `structure`, `text` | nested dictionaries and tuples of arrays; text as bytes |
-//! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
+//! | `integer`, `keywords` | integer arguments, named in errors; misspelt keyword arguments |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
 //! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |

@@ -65,7 +65,7 @@ struct Backend {
     replay: Arc<dyn Commands>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
-    /// The client, if the memory is on a server. Of several servers it is the first one's, for extensions.
+    /// The client, if the memory is on a server; with several servers, the client of the first, for extensions.
     client: Option<Arc<Client>>,
     /// Namespace of `replay`, for the names of gradient jobs.
     namespace: Option<Namespace>,
@@ -147,7 +147,7 @@ impl PyReplay {
 
     /// Logs once that there are no parameters of this name, if there are some of other names.
     fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay<Error>, wait: &Wait<'_>) {
-        // Ignored: the call itself has succeeded.
+        // An error is ignored, since the call itself has succeeded.
         let Ok(listing) = replay.list(wait) else {
             return;
         };

@@ -46,7 +46,7 @@ pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<Extension
 }
 
 impl PyServer {
-    /// A server of the memory of `replay`; it goes on without the returned object, until the replay is closed or gone.
+    /// A server of the memory of `replay`. It serves without the returned object, until the replay is closed or gone.
     pub fn start(py: Python<'_>, memory: Arc<Memory>, replay: Closing, config: &ServerConfig) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();

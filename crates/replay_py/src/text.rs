@@ -10,7 +10,7 @@ use replay_core::schema::{Column, Dtype};
 
 use crate::error;
 
-/// Texts of one step or of a block as an array uint8, whose last dimension has the column's bytes; `None` for any other value or column.
+/// Texts of one step or of a block as a uint8 array with the bytes in the last dimension; `None` for any other value or column.
 /// `refuse` makes the exception for a text that is too long.
 pub fn to_bytes<'py>(
     column: &Column,

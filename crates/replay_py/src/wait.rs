@@ -85,8 +85,8 @@ pub fn blocking<T: Send, E: Into<WorkerError> + Send>(
     blocking_advised(py, deadline, closing, &|_| None, work)
 }
 
-/// [`blocking`] for a call that may wait for writers: how they are is appended to the reason of the wait, in the log and in the deadline
-/// error, and if they are gone, the call ends with [`Error::NoWriters`].
+/// [`blocking`] for a call that may wait for writers. Their state is appended to the reason of the wait, in the log and in the deadline
+/// error. If they are gone, the call ends with [`Error::NoWriters`].
 pub fn blocking_for_writers<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,

@@ -77,7 +77,7 @@ pub struct ServerConfig {
     pub spin: bool,
     /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters and receive
     /// buffers (two frames of --max-frame-bytes); 0, the default, is half of the memory
-    /// that the server may have: the machine's, or what is left of its control group or address space.
+    /// that the server may have: of the machine, or of what is left in its control group or address space.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_bytes: u64,
@@ -285,7 +285,7 @@ impl ServerConfig {
         Ok(tokens)
     }
 
-    /// Token with which this server's plug-ins connect to other servers: the operator's, or else the learners'.
+    /// Token with which plug-ins of this server connect to other servers: that of operators, or else of learners.
     ///
     /// # Errors
     /// Errors of [`Self::read_tokens`].

@@ -144,8 +144,8 @@ impl Received {
 }
 
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down. Over TLS, `channel_binding` is
-    /// the session's.
+    /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down. Over TLS, `channel_binding` identifies
+    /// the TLS session.
     ///
     /// # Errors
     /// The reason for the end, unless the client closed the connection between two frames.

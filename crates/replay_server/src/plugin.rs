@@ -101,7 +101,7 @@ pub fn of_server(stack: StackName) -> impl Iterator<Item = &'static dyn Plugin> 
     plugged_in().into_iter().filter(concerns)
 }
 
-/// The plug-in of a stack other than the kernel's.
+/// The plug-in of a stack that is not the kernel.
 ///
 /// # Errors
 /// [`Error::Internal`] for a stack that is not plugged in.

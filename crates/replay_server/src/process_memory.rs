@@ -1,4 +1,4 @@
-//! Memory that this process may have: the machine's, or what is left of its control group or of its address space.
+//! Memory that this process may have: all of the machine, or what is left of its control group or of its address space.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -38,7 +38,7 @@ enum Command {
     Stats(stats::StatsFlags),
     Top(top::TopFlags),
     Tables(tables::TablesFlags),
-    /// Remove the steps and items of a table, and reset its rate limiter; its writers go on.
+    /// Remove the steps and items of a table, and reset its rate limiter; its writers continue.
     Empty(tables::TableFlags),
     /// Remove a table with its steps and items, and free its memory.
     Drop(tables::TableFlags),

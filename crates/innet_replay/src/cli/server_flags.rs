@@ -27,7 +27,7 @@ pub struct ServerFlags {
     /// File with the server's token
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// PEM file with the server's certificate or its authority's, for innets://
+    /// PEM file with the certificate of the server or of its authority, for innets://
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
     /// Configuration file of the network stack, for innet+NAME://

@@ -345,8 +345,8 @@ fn time(value: &Value) -> String {
     readable_time(number(value))
 }
 
-/// Adds an empty line, a line of titles and the rows, whose cells have their titles. The first column is left-aligned, the others are
-/// right-aligned. Adds nothing without rows.
+/// Adds an empty line, a line of titles and the rows; each cell comes with the title of its column. The first column is left-aligned, the
+/// others are right-aligned. Adds nothing without rows.
 fn aligned<T: AsRef<str>>(lines: &mut Vec<String>, rows: Vec<Vec<(T, String)>>) {
     let Some(first) = rows.first() else { return };
     let titles = first.iter().map(|(title, _)| title.as_ref()).collect();

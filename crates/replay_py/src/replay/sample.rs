@@ -86,7 +86,7 @@ impl PyReplay {
         Ok(reading)
     }
 
-    /// Ids and priorities by the table that they go to: of a mix, the tables whose samples had ids with such a number, or all.
+    /// Ids and priorities by table. In a mix, an id goes to the tables that sampled ids with its table number, or else to all.
     fn routed(
         &self,
         tables: &TablesArgument,

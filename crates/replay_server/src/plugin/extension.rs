@@ -27,7 +27,7 @@ pub trait Extension: Send + Sync {
     fn instead_of_memory(&self) -> Option<&'static str> {
         None
     }
-    /// Statistics, as a JSON object: a member of the server's, under the name.
+    /// Statistics: a JSON object, which the server's statistics have under the name of the extension.
     fn stats(&self) -> Value;
     /// Statistics exported to Prometheus. `innet-replay top` and the live page also show groups with a label.
     fn metrics(&self) -> &'static [MetricGroup] {

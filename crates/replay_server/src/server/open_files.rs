@@ -7,7 +7,7 @@ use super::http;
 use crate::config::ServerConfig;
 use replay_link::error::{Result, refuse};
 
-/// File descriptors of a process besides its connections, of which it has enough.
+/// File descriptors of a process for anything but connections, with a reserve.
 const OTHER_FILES: u64 = 128;
 
 /// File descriptors of snapshots, and of a thread: its events and their wake-up.

@@ -2,7 +2,7 @@
 //!
 //! # Invariant
 //!
-//! A number stays one table's: iterators, writers and waiting calls end with their table, also if another gets its name.
+//! A number always means the same table: iterators, writers and waiting calls end with their table, also if another gets its name.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
