@@ -21,7 +21,7 @@ use event_listener::{Event, EventListener};
 
 use replay_wire::role::Role;
 
-pub use reader::{LargeReply, Reader, ReplyShare};
+pub use reader::{LargeReply, NoRoom, Reader, ReplyShare};
 
 /// The budgets of a server.
 pub struct ReplyBudgets([Arc<ReplyBudget>; 3]);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Phase;
 use crate::plugin::{MAX_MESSAGE, Session};
-use crate::reply_budget::Reader;
+use crate::reply_budget::{NoRoom, Reader};
 use crate::service::{NumberedTable, Service};
 use base::error::check_size;
 use replay_core::table::{Attempt, Turn};
@@ -58,10 +58,10 @@ impl<'a> Dispatcher<'a> {
             Err(full) => {
                 // Requests behind it in the table's queue must not wait for this client to read.
                 *turn = Turn::default();
-                if matches!(full, WaitReason::RoleReplies(_)) {
+                if matches!(full, NoRoom::Role(_)) {
                     self.reader.budget().press();
                 }
-                Attempt::Blocked(full)
+                Attempt::Blocked(full.into())
             }
             Ok(()) => self.service.attempt(request, table, last, turn)?,
         };
@@ -98,7 +98,7 @@ impl<'a> Dispatcher<'a> {
         request.has_large_reply() && !turn.waits()
     }
 
-    fn check_room(&self, request: &RequestBody) -> std::result::Result<(), WaitReason> {
+    fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {
         let large = self.service.large_reply(request);
         large.map_or(Ok(()), |large| self.reader.check(&large))
     }
@@ -121,6 +121,22 @@ impl<'a> Dispatcher<'a> {
 fn check_message(message: &Bytes, advice: &'static str) -> Result<()> {
     let bytes = message.len() as u64;
     Ok(check_size("a message of an extension, in bytes,", bytes, MAX_MESSAGE, advice)?)
+}
+
+impl From<NoRoom> for WaitReason {
+    fn from(full: NoRoom) -> Self {
+        let sentence = match full {
+            NoRoom::Own(bytes) => format!(
+                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of \
+                 --reply-bytes"
+            ),
+            NoRoom::Role(bytes) => format!(
+                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's limit \
+                 (--reply-bytes)"
+            ),
+        };
+        sentence.into()
+    }
 }
 
 impl Drop for Dispatcher<'_> {

@@ -9,7 +9,6 @@ use event_listener::Event;
 use tokio::sync::Mutex;
 
 use super::ReplyBudget;
-use replay_core::cause::WaitReason;
 
 /// Divisor of the role's budget: one connection holds at most this fraction, so that several have memory.
 const PARTS: u64 = 4;
@@ -26,6 +25,15 @@ pub enum LargeReply {
     Shared(Bytes),
     /// A few kilobytes: statistics, a list.
     Report,
+}
+
+/// Reason for which a reply is blocked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoRoom {
+    /// Limit of the connection, with its unread bytes.
+    Own(u64),
+    /// Limit of the role, with its unread bytes.
+    Role(u64),
 }
 
 /// A connection that reads its replies.
@@ -75,10 +83,10 @@ impl Reader {
     ///
     /// # Errors
     /// The limit that blocks it: wait with [`Self::room`].
-    pub fn check(&self, reply: &LargeReply) -> Result<(), WaitReason> {
+    pub fn check(&self, reply: &LargeReply) -> Result<(), NoRoom> {
         let held = self.held.get();
         if held >= self.limit {
-            return Err(WaitReason::OwnReplies(held));
+            return Err(NoRoom::Own(held));
         }
         let fits = self.budget.has_room()
             || match reply {
@@ -86,30 +94,30 @@ impl Reader {
                 LargeReply::Shared(buffer) => self.budget.counts(buffer),
                 LargeReply::Report => held < REPORTS,
             };
-        if fits { Ok(()) } else { Err(WaitReason::RoleReplies(self.budget.held())) }
+        if fits { Ok(()) } else { Err(NoRoom::Role(self.budget.held())) }
     }
 
     /// Waits until `check` succeeds. While the role's budget is full, stalled readers are disconnected.
-    pub async fn room(&self, check: impl Fn() -> Result<(), WaitReason>) {
+    pub async fn room(&self, check: impl Fn() -> Result<(), NoRoom>) {
         let _first = self.line.lock().await;
-        let mut turn = None;
+        let mut place = None;
         loop {
             let own = self.freed.listen();
             // Registered before the check, so that no later change is missed.
-            turn.get_or_insert_with(|| self.budget.freed());
+            place.get_or_insert_with(|| self.budget.freed());
             match check() {
                 Ok(()) => return,
-                Err(WaitReason::OwnReplies(_)) => {
-                    turn = None;
+                Err(NoRoom::Own(_)) => {
+                    place = None;
                     own.await;
                 }
-                Err(_) => {
+                Err(NoRoom::Role(_)) => {
                     self.budget.press();
-                    let Some(freed) = &mut turn else { continue };
+                    let Some(freed) = &mut place else { continue };
                     tokio::select! {
                         biased;
                         () = freed => {
-                            turn = None;
+                            place = None;
                             if check().is_ok() {
                                 return;
                             }
