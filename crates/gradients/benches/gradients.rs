@@ -73,7 +73,7 @@ impl Transmit for Ring {
 
 fn aggregator(values: u16, rounds: u64) {
     let limits = AggregatorLimits::default();
-    let mut aggregator = Aggregator::new(limits);
+    let mut aggregator = Aggregator::new(SocketAddr::from(([10, 0, 0, 1], 1000)), limits);
     let mut ring = Ring::default();
     let now = Instant::now();
     let mut workers = Vec::new();
@@ -124,9 +124,9 @@ fn udp_sum(bytes: usize, rounds: usize) {
     let work = |number| {
         let request = request(number, 360);
         let ticket = aggregator.join(&request, None).expect("there is room");
-        let (at, wait) = (aggregator.address(), Wait::forever());
-        let transport = UdpTransport::to(at).expect("a socket");
-        let worker = Worker::join(transport, at, &request, &ticket, LONG, &wait);
+        let wait = Wait::forever();
+        let transport = UdpTransport::to(ticket.address).expect("a socket");
+        let worker = Worker::join(transport, &request, &ticket, LONG, &wait);
         let mut worker = worker.expect("it answers");
         let mut values = vec![1.0; bytes / 4];
         let mut times = Vec::with_capacity(rounds);

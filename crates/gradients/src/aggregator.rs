@@ -28,15 +28,13 @@ pub struct AggregatorLimits {
     pub jobs: usize,
     /// Most segments in flight of a job; twice as many are kept.
     pub window: u32,
-    /// Idle timeout: a job is removed after this time without a datagram from any member.
-    pub idle: Duration,
     /// Most bytes for the segments of an asynchronous job.
     pub job_bytes: usize,
 }
 
 impl Default for AggregatorLimits {
     fn default() -> Self {
-        AggregatorLimits { jobs: 16, window: 256, idle: Duration::from_secs(3600), job_bytes: 128 << 20 }
+        AggregatorLimits { jobs: 16, window: 256, job_bytes: 128 << 20 }
     }
 }
 
@@ -50,6 +48,7 @@ impl AggregatorLimits {
 
 /// Adds up contributions of all jobs, without I/O.
 pub struct Aggregator {
+    address: SocketAddr,
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
@@ -74,9 +73,10 @@ impl Transmit for Outbox {
 }
 
 impl Aggregator {
-    /// An aggregator without jobs.
-    pub fn new(limits: AggregatorLimits) -> Self {
+    /// An aggregator without jobs, at a UDP address.
+    pub fn new(address: SocketAddr, limits: AggregatorLimits) -> Self {
         Aggregator {
+            address,
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
             sessions: SessionTable::new(limits.jobs * usize::from(MAX_WORKERS)),
@@ -166,7 +166,7 @@ impl Aggregator {
         }
         let owner = SessionOwner { job: index as u32, worker: request.worker };
         self.sessions.insert(session, owner);
-        Ok(Ticket { session, key, round, window })
+        Ok(Ticket { address: self.address, session, key, round, window })
     }
 
     fn create_job(&mut self, now: Instant, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<usize> {
@@ -256,7 +256,7 @@ impl Aggregator {
         {
             let text = format!(
                 "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
-                parent.up.address
+                parent.up.ticket.address
             );
             self.end_job(index, &text);
         }
@@ -365,7 +365,7 @@ impl Aggregator {
     ) {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
-            Some(job) if job.parent.as_ref().is_some_and(|p| p.up.address == from) => {
+            Some(job) if job.parent.as_ref().is_some_and(|p| p.up.ticket.address == from) => {
                 let over = job.receive_from_parent(now, header, body, out);
                 if let (Some(text), Some(index)) = (over, index) {
                     self.end_job(index, &text);
@@ -420,19 +420,14 @@ impl Aggregator {
         out.send(from, &header.encode(), &cookie);
     }
 
-    /// Fails segments that are overdue at `now`, sends again what parents have not answered, and forgets idle jobs: to be called every
-    /// [`EXPIRE_EVERY`].
+    /// Fails segments that are overdue at `now`, and sends again what parents have not answered: to be called every [`EXPIRE_EVERY`].
     pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         for index in 0..self.jobs.len() {
             let Some(mut job) = self.jobs[index].take() else {
                 continue;
             };
             job.expire(now, &self.jobs, out);
-            let idle = now.saturating_duration_since(job.last_heard) >= self.limits.idle;
             self.jobs[index] = Some(job);
-            if idle {
-                self.forget(index);
-            }
         }
         self.flush(out);
     }

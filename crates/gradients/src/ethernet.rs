@@ -60,6 +60,7 @@ pub struct ParsedDatagram {
 
 impl ParsedFrame {
     /// Parses `frame` for the interface at `here`, which has `ports` UDP ports from the port of `here` upwards.
+    #[inline(always)]
     pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> ParsedFrame {
         match Headers::of(frame) {
             None => Arp::read(frame).map_or(ParsedFrame::Other, ParsedFrame::Arp),
@@ -69,16 +70,6 @@ impl ParsedFrame {
                 datagram.map_or(ParsedFrame::Broken, ParsedFrame::Datagram)
             }
         }
-    }
-}
-
-impl ParsedDatagram {
-    /// [`ParsedFrame::read`], for datagrams alone.
-    #[inline(always)]
-    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Option<ParsedDatagram> {
-        let headers = Headers::of(frame)?;
-        let own = headers.is_for(*here.ip());
-        own.then(|| headers.datagram(frame, here.port(), ports))?
     }
 }
 
@@ -248,6 +239,7 @@ impl Arp {
     /// Hardware type Ethernet, protocol type IPv4, and the lengths of their addresses.
     const TYPES: [u8; 6] = [0, 1, IPV4[0], IPV4[1], 6, 4];
 
+    #[cold]
     fn read(frame: &[u8]) -> Option<Self> {
         let head: &[u8; ARP_FRAME] = frame.first_chunk()?;
         if head[12..14] != ARP || head[14..20] != Self::TYPES {

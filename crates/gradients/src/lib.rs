@@ -161,6 +161,8 @@ impl Asynchronous {
 /// Membership of a worker in a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
+    /// UDP address of the aggregator; all zeros for the IP address mean the server's own address.
+    pub address: SocketAddr,
     /// Session number, in the header of every datagram.
     pub session: u32,
     /// Secret, in the body of every control.

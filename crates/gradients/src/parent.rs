@@ -1,6 +1,5 @@
 //! The parent aggregator of a job, and failures to report, which are sent again until the parent answers.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::packet::{ALL_SEGMENTS, Ack, PacketKind};
@@ -21,9 +20,9 @@ pub struct ParentAggregator {
 }
 
 impl ParentAggregator {
-    /// The parent at `address`, which gave `ticket` to an aggregator with `below` workers.
-    pub fn new(address: SocketAddr, ticket: &Ticket, below: u32) -> Self {
-        let up = Uplink::new(address, ticket);
+    /// The parent that gave `ticket` to an aggregator with `below` workers.
+    pub fn new(ticket: &Ticket, below: u32) -> Self {
+        let up = Uplink::new(ticket);
         ParentAggregator { up, below, failure: None, waiting_on: None }
     }
 
@@ -34,7 +33,7 @@ impl ParentAggregator {
 
     /// Display name, with the members that the parent waits for in `round`.
     pub(super) fn describe(&self, round: u64) -> String {
-        let name = format!("the aggregator at {}", self.up.address);
+        let name = format!("the aggregator at {}", self.up.ticket.address);
         match &self.waiting_on {
             _ if !self.up.is_valid => format!("{name}, which has not answered"),
             Some((of, whom)) if *of == round => format!("{name}, which waits for {whom}"),

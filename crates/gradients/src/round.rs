@@ -217,7 +217,7 @@ impl<'a> Round<'a> {
         }
         let (missing, whom) = &self.waiting_on;
         let whom = match whom.as_str() {
-            "" => format!("the aggregator at {}", self.session.up.address),
+            "" => format!("the aggregator at {}", self.session.up.ticket.address),
             whom => whom.to_owned(),
         };
         let waited_ms = waited(self.started).as_millis();

@@ -26,7 +26,7 @@ pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<RunningAgg
     let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
     let socket = datagrams::bind(address).map_err(failed())?;
     let bound = socket.local_addr().map_err(failed())?;
-    let aggregator = Arc::new(Mutex::new(Aggregator::new(limits)));
+    let aggregator = Arc::new(Mutex::new(Aggregator::new(bound, limits)));
     let mut threads = Threads::default();
     let served = aggregator.clone();
     threads.start("innet-gradients", move |stop| serve(&served, &socket, &stop)).map_err(failed())?;

@@ -1,6 +1,5 @@
 //! The path of a worker, or of a rack, to its aggregator: session, key, and the proof that it receives at its address.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::packet::{Cookie, PacketHeader, PacketKind};
@@ -43,8 +42,6 @@ impl Retry {
 /// Membership at an aggregator, and the path to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
-    /// UDP address of the aggregator.
-    pub address: SocketAddr,
     pub ticket: Ticket,
     /// The aggregator has validated the path: the cookie that it sent here was returned.
     pub is_valid: bool,
@@ -53,19 +50,13 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    pub fn new(address: SocketAddr, ticket: &Ticket) -> Self {
-        Uplink {
-            address,
-            ticket: ticket.clone(),
-            is_valid: false,
-            cookie: Cookie::default(),
-            validation: Retry::default(),
-        }
+    pub fn new(ticket: &Ticket) -> Self {
+        Uplink { ticket: ticket.clone(), is_valid: false, cookie: Cookie::default(), validation: Retry::default() }
     }
 
     pub fn send<T: Transmit>(&self, kind: PacketKind, round: u64, segment: u32, body: &[u8], out: &mut T) {
         let header = PacketHeader::new(kind, self.ticket.session, round, segment);
-        out.send(self.address, &header.encode(), body);
+        out.send(self.ticket.address, &header.encode(), body);
     }
 
     /// Sends a control, which begins with the key.

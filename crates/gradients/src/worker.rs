@@ -54,10 +54,10 @@ pub(super) enum Message<'a> {
 }
 
 impl WorkerSession {
-    /// Session of the worker that joined the aggregator at `aggregator` with `request` and was given `ticket`.
-    pub fn new(aggregator: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Self {
+    /// Session of the worker that joined with `request` and was given `ticket`.
+    pub fn new(request: &JoinJob, ticket: &Ticket) -> Self {
         WorkerSession {
-            up: Uplink::new(aggregator, ticket),
+            up: Uplink::new(ticket),
             world: request.world,
             arithmetic: request.arithmetic,
             segment_values: request.segment_values.into(),
@@ -98,7 +98,7 @@ impl WorkerSession {
     /// Reads a datagram of the aggregator to this worker. `None` for any other, and for path validation, which is handled here.
     pub(super) fn receive<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<(PacketHeader, Message<'a>)> {
         let (header, body) = PacketHeader::decode(datagram)?;
-        if from != self.up.address || header.session != self.up.ticket.session {
+        if from != self.up.ticket.address || header.session != self.up.ticket.session {
             return None;
         }
         self.unanswered_since = None;
@@ -128,7 +128,7 @@ impl WorkerSession {
     /// The error of an aggregator that has been silent since `since`.
     pub(super) fn silent(&self, now: Instant, since: Instant) -> Error {
         let waited_ms = now.saturating_duration_since(since).as_millis();
-        Error::Silent { address: self.up.address, waited_ms }
+        Error::Silent { address: self.up.ticket.address, waited_ms }
     }
 
     /// Time of the next try of path validation, or of the next query.
@@ -289,7 +289,7 @@ impl Exchange for ControlCall<'_> {
 
     fn waits_for(&self, _now: Instant) -> String {
         match self.waiting_on.as_str() {
-            "" => format!("the aggregator at {} has not answered", self.session.up.address),
+            "" => format!("the aggregator at {} has not answered", self.session.up.ticket.address),
             whom => format!("the reset waits for {whom}"),
         }
     }

@@ -1,7 +1,6 @@
 //! A worker on a transport: blocking sums and controls, over UDP sockets or a DPDK device.
 
 use std::io;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::worker::{Control, Exchange, WorkerSession};
@@ -48,20 +47,13 @@ pub struct Worker<T> {
 }
 
 impl<T: WorkerTransport> Worker<T> {
-    /// The worker that joined the aggregator at `aggregator` with `request` and was given `ticket`. Returns once the aggregator has
+    /// The worker that joined with `request` and was given `ticket`. Returns once the aggregator has
     /// validated the worker's UDP address.
     ///
     /// # Errors
     /// [`Error::Silent`] without an answer within `deadline`; [`Error::Receive`], [`Error::Interrupted`].
-    pub fn join(
-        transport: T,
-        aggregator: SocketAddr,
-        request: &JoinJob,
-        ticket: &Ticket,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> Result<Self> {
-        let session = WorkerSession::new(aggregator, request, ticket);
+    pub fn join(transport: T, request: &JoinJob, ticket: &Ticket, deadline: Duration, wait: &Wait<'_>) -> Result<Self> {
+        let session = WorkerSession::new(request, ticket);
         let mut worker = Worker { session, transport };
         let now = Instant::now();
         let call = worker.session.call(Control::Join, now, now + deadline);

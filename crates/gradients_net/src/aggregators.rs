@@ -12,13 +12,12 @@ use serde_json::{Value, json};
 
 use crate::config::GradientsConfig;
 use crate::error::{Error, Result};
-use crate::message::Joined;
 use crate::worker::join_job;
 use base::error::check_size;
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::{
-    AggregatorCounters, AggregatorLimits, FrameCounters, JoinJob, ParentAggregator, RunningAggregator,
+    AggregatorCounters, AggregatorLimits, FrameCounters, JoinJob, ParentAggregator, RunningAggregator, Ticket,
     dpdk_aggregators, udp_aggregators,
 };
 use replay_client::ConnectOptions;
@@ -45,6 +44,8 @@ pub struct Aggregators {
     aggregators: Vec<RunningAggregator>,
     limits: AggregatorLimits,
     parent: Option<Arc<ParentServer>>,
+    /// Set by `--gradients-only`: the server has no memory.
+    pub only_sums: bool,
     /// Sessions at the parent, by job. Locked by every join and every change of a session. Valid after a panic: an entry is changed by one
     /// assignment.
     sessions: Mutex<HashMap<String, Weak<ParentSession>>>,
@@ -120,7 +121,14 @@ impl Aggregators {
             Some(dpdk) => dpdk_aggregators(&dpdk, limits),
         };
         let aggregators = aggregators.map_err(Error::from)?;
-        Ok(Some(Aggregators { aggregators, limits, parent, sessions: Mutex::default(), changed: Event::new() }))
+        Ok(Some(Aggregators {
+            aggregators,
+            limits,
+            parent,
+            only_sums: own.gradients_only,
+            sessions: Mutex::default(),
+            changed: Event::new(),
+        }))
     }
 
     /// Address of the first aggregator.
@@ -137,7 +145,7 @@ impl Aggregators {
         self: &Arc<Self>,
         request: &JoinJob,
         session: &mut Option<Arc<ParentSession>>,
-    ) -> Result<Attempt<Joined>> {
+    ) -> Result<Attempt<Ticket>> {
         request.check()?;
         let mut sessions = lock(&self.sessions);
         sessions.retain(|_, session| session.strong_count() > 0);
@@ -167,7 +175,7 @@ impl Aggregators {
             None => request.deadline,
         };
         let ticket = aggregator.join(&JoinJob { deadline, ..request.clone() }, parent)?;
-        Ok(Attempt::Ready(Joined { address: aggregator.address(), ticket }))
+        Ok(Attempt::Ready(ticket))
     }
 
     /// Removes a member, whose connection has ended, from the aggregator at `address`.
@@ -321,12 +329,12 @@ fn hold_session(
         Ok(joined) => joined,
         Err(error) => return fail(error.to_string()),
     };
-    let address = match path(own, joined.aggregator) {
+    joined.ticket.address = match path(own, joined.ticket.address) {
         Ok(address) => address,
         Err(reason) => return fail(reason),
     };
     let below = request.below.unwrap_or_default();
-    set_state(SessionState::Joined(ParentAggregator::new(address, &joined.ticket, below)));
+    set_state(SessionState::Joined(ParentAggregator::new(&joined.ticket, below)));
     let reason = joined.session.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
     if !stopped() {
         tracing::warn!(job = request.job, reason, "the connection to the parent ended");

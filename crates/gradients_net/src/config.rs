@@ -15,7 +15,6 @@ use replay_link::stack::{Address, StackName};
 use replay_server::config::{ServerConfig, within};
 use replay_server::plugin::ExtensionSettings;
 
-const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Limit of aggregator threads.
 const MAX_THREADS: u64 = 64;
 /// Limit of a job's segments in flight: about a gigabyte.
@@ -123,8 +122,6 @@ impl GradientsConfig {
         AggregatorLimits {
             jobs: self.gradients_jobs,
             window: self.gradients_window,
-            // No idle timeout: a job ends with its workers' connections.
-            idle: NEVER,
             job_bytes: self.gradients_job_bytes,
         }
     }

@@ -51,11 +51,8 @@ impl Plugin for Plug {
     }
 
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
-        let own = GradientsConfig::of(config)?;
-        let aggregators = Aggregators::start(config, &own)?;
-        Ok(aggregators.map(|aggregators| {
-            Arc::new(Gradients { aggregators: aggregators.into(), only: own.gradients_only }) as Arc<dyn Extension>
-        }))
+        let aggregators = Aggregators::start(config, &GradientsConfig::of(config)?)?;
+        Ok(aggregators.map(|aggregators| Arc::new(aggregators) as Arc<dyn Extension>))
     }
 
     fn trust(&self, config: &ServerConfig) -> Option<&'static str> {
@@ -69,14 +66,7 @@ impl Plugin for Plug {
     }
 }
 
-/// The service of a running server.
-struct Gradients {
-    aggregators: Arc<Aggregators>,
-    /// Set by `--gradients-only`: the server has no memory.
-    only: bool,
-}
-
-impl Extension for Gradients {
+impl Extension for Aggregators {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -86,17 +76,17 @@ impl Extension for Gradients {
     }
 
     fn address(&self) -> Option<String> {
-        Some(self.aggregators.address().to_string())
+        Some(Aggregators::address(self).to_string())
     }
 
     fn instead_of_memory(&self) -> Option<&'static str> {
-        self.only.then_some(
+        self.only_sums.then_some(
             "this server only sums gradients: start it without --gradients-only for a replay memory and parameters",
         )
     }
 
     fn stats(&self) -> Value {
-        self.aggregators.stats()
+        Aggregators::stats(self)
     }
 
     fn metrics(&self) -> &'static [MetricGroup] {
@@ -106,7 +96,7 @@ impl Extension for Gradients {
 
 /// A connection's membership in a job.
 struct Membership {
-    service: Arc<Gradients>,
+    service: Arc<Aggregators>,
     /// The job's session at the parent, while the connection waits for the job and while it is a member.
     parent: Option<Arc<ParentSession>>,
     /// Address of the aggregator, and session there.
@@ -120,23 +110,23 @@ impl Session for Membership {
             let reason = "this connection has joined a gradient job already: join over one connection for each worker";
             return Err(replay_wire::Error::Protocol(reason.to_owned()).into());
         }
-        let joined = self.service.aggregators.join(&request, &mut self.parent);
+        let joined = self.service.join(&request, &mut self.parent);
         let joined = match joined.map_err(Error::from)? {
             Attempt::Ready(joined) => joined,
             Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
         };
-        self.joined = Some((joined.address, joined.ticket.session));
+        self.joined = Some((joined.address, joined.session));
         message::write(&joined).map(Attempt::Ready)
     }
 
     fn changed(&self) -> EventListener {
-        self.service.aggregators.changed()
+        self.service.changed()
     }
 
     /// Not in `Drop`: a server that ends must not report its workers as missing.
     fn end(&mut self) {
         if let Some((at, session)) = self.joined.take() {
-            self.service.aggregators.leave(at, session);
+            self.service.leave(at, session);
         }
         self.parent = None;
     }

@@ -1,4 +1,5 @@
-//! Messages of the service, as JSON: a request to join a job until the connection ends ([`JoinJob`](gradients::JoinJob)), and the answer.
+//! Messages of the service, as JSON: a request to join a job until the connection ends ([`JoinJob`](gradients::JoinJob)), and
+//! the answer ([`Ticket`](gradients::Ticket)).
 //!
 //! ```json
 //! {"job": "run-7", "worker": 0, "workers": 2, "world": 2, "name": "host-0", "arithmetic": "float", "segment_values": 360,
@@ -9,27 +10,14 @@
 //!
 //! An asynchronous job has `"asynchronous": {"values": 1000, "threshold": 2, "staleness": 3}`, a rack `"below"`.
 
-use std::net::SocketAddr;
-
 use bytes::Bytes;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use gradients::Ticket;
 use replay_link::error::{Error, Result};
 
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";
-
-/// Membership in a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Joined {
-    /// UDP address of the aggregator; all zeros for the IP address mean the server's own address.
-    pub address: SocketAddr,
-    /// The worker's session and key at the aggregator.
-    #[serde(flatten)]
-    pub ticket: Ticket,
-}
 
 /// Encodes a message.
 ///

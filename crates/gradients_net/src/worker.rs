@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::message::{self, Joined, NAME};
+use crate::message::{self, NAME};
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::{
@@ -33,9 +33,7 @@ pub struct GradientWorker {
 pub struct JoinedJob {
     /// Membership ends with this session.
     pub session: ExtensionSession,
-    /// UDP address of the aggregator.
-    pub aggregator: SocketAddr,
-    /// Session at the aggregator.
+    /// Session at the aggregator, with its address.
     pub ticket: Ticket,
 }
 
@@ -63,13 +61,13 @@ pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<
         ))
     };
     let answer = session.call(&message, due, until, wait, late)?;
-    let Joined { address, ticket } = message::read(&answer)?;
+    let mut ticket: Ticket = message::read(&answer)?;
     if ticket.window == 0 || ticket.round == 0 {
         let reason = "a ticket without a window or a round".to_owned();
         return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
-    let aggregator = reach(&dialer.address, session.peer(), address)?;
-    Ok(JoinedJob { session, aggregator, ticket })
+    ticket.address = reach(&dialer.address, session.peer(), ticket.address)?;
+    Ok(JoinedJob { session, ticket })
 }
 
 /// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address: the one that its
@@ -123,10 +121,10 @@ pub(crate) fn join_worker<T: WorkerTransport>(
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
-    let job = join_job(dialer, &shortened, until, wait)?;
+    let mut job = join_job(dialer, &shortened, until, wait)?;
     let left = until.saturating_duration_since(Instant::now());
-    let to = via.unwrap_or(job.aggregator);
-    let worker = Worker::join(open(to)?, to, &shortened, &job.ticket, left, wait)?;
+    job.ticket.address = via.unwrap_or(job.ticket.address);
+    let worker = Worker::join(open(job.ticket.address)?, &shortened, &job.ticket, left, wait)?;
     let connection =
         JobConnection { session: Mutex::new(job.session), server: dialer.address.clone(), deadline: request.deadline };
     Ok((worker, connection))

@@ -83,11 +83,11 @@ fn from(port: u8) -> SocketAddr {
 /// Lets the events happen to an aggregator.
 ///
 /// # Panics
-/// When it allocates more than its limit, answers a datagram with more than one for each worker and segment, or an idle job stays.
+/// When it allocates more than its limit, answers a datagram with more than one for each worker and segment, or a job without members stays.
 pub fn aggregate(events: &[Event]) {
     let mut now = Instant::now();
-    let limits = AggregatorLimits { jobs: 2, window: 4, idle: Duration::from_secs(10), job_bytes: JOB };
-    let mut aggregator = Aggregator::new(limits);
+    let limits = AggregatorLimits { jobs: 2, window: 4, job_bytes: JOB };
+    let mut aggregator = Aggregator::new(from(9), limits);
     let mut tickets: Vec<Ticket> = Vec::new();
     let mut sent = Sent { datagrams: 0 };
     for event in events {
@@ -142,8 +142,8 @@ pub fn aggregate(events: &[Event]) {
         }
     }
     aggregator.expire(now + Duration::from_secs(60), &mut sent);
-    aggregator.expire(now + Duration::from_secs(120), &mut sent);
-    assert_eq!(aggregator.jobs(), 0, "an idle job ends");
+    tickets.iter().for_each(|ticket| aggregator.leave(ticket.session));
+    assert_eq!(aggregator.jobs(), 0, "a job ends with its last member");
 }
 
 fn receive(aggregator: &mut Aggregator, now: Instant, from: SocketAddr, datagram: &[u8], sent: &mut Sent) {

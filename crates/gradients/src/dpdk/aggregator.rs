@@ -38,7 +38,8 @@ pub fn start_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Resul
     let mut threads = Threads::default();
     let mut aggregators = Vec::new();
     for number in 0..config.threads {
-        let aggregator = Arc::new(Mutex::new(Aggregator::new(limits)));
+        let address = opened.interface.at(number as u16).into();
+        let aggregator = Arc::new(Mutex::new(Aggregator::new(address, limits)));
         let core = Core {
             number,
             pinned_to: config.cores.get(number).copied(),
@@ -51,7 +52,7 @@ pub fn start_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Resul
         threads
             .start(format!("innet-dpdk-{number}"), move |stop| core.run(&stop))
             .map_err(OsError::of("cannot start a thread for gradients over DPDK"))?;
-        aggregators.push(aggregator);
+        aggregators.push((address, aggregator));
     }
     if config.idle_sleep.is_zero() {
         tracing::warn!(
@@ -61,12 +62,8 @@ pub fn start_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Resul
         );
     }
     let threads = Arc::new(threads);
-    let running = (0..).zip(aggregators).map(|(number, aggregator)| RunningAggregator {
-        address: opened.interface.at(number).into(),
-        aggregator,
-        _threads: threads.clone(),
-    });
-    Ok(running.collect())
+    let run = |(address, aggregator)| RunningAggregator { address, aggregator, _threads: threads.clone() };
+    Ok(aggregators.into_iter().map(run).collect())
 }
 
 struct Core {
@@ -114,13 +111,13 @@ impl Core {
                 sender,
                 |from, datagram, out| aggregator.receive(now, from, datagram, out),
                 |datagram, out| {
-                    if handovers.queues[usize::from(datagram.port)].push(datagram).is_err() {
+                    if handovers.queues[usize::from(datagram.parsed.port)].push(datagram).is_err() {
                         out.count_overrun();
                     }
                 },
             );
             for datagram in std::iter::from_fn(|| own.pop()).take(BURST) {
-                aggregator.receive(now, datagram.from(), datagram.bytes(), sender);
+                aggregator.receive(now, datagram.parsed.from.into(), datagram.bytes(), sender);
             }
             aggregator.flush(sender);
             if now >= *due {

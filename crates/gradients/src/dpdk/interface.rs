@@ -1,7 +1,6 @@
 //! The IPv4 interface on DPDK devices, for each core: frames to datagrams and back, ARP, and forwarding between two ports.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,21 +40,13 @@ impl Interface {
 /// A received datagram, in its packet.
 pub struct ReceivedDatagram {
     packet: Packet,
-    from: SocketAddrV4,
-    /// Destination UDP port, numbered from 0 at the interface's first port.
-    pub port: u16,
-    range: Range<u16>,
+    pub parsed: ParsedDatagram,
 }
 
 impl ReceivedDatagram {
-    pub fn from(&self) -> SocketAddr {
-        self.from.into()
-    }
-
     pub fn bytes(&self) -> &[u8] {
         let frame = self.packet.frame().unwrap_or_default();
-        let range = usize::from(self.range.start)..usize::from(self.range.end);
-        frame.get(range).unwrap_or_default()
+        frame.get(self.parsed.range.clone()).unwrap_or_default()
     }
 }
 
@@ -102,48 +93,26 @@ impl FrameReceiver {
             let Some(queue) = queue else { continue };
             out.counters.received += queue.count() as u64;
             for at in 0..queue.count() {
-                let frame = queue.frame(at);
-                let parsed = frame.and_then(|frame| ParsedDatagram::read(frame, here, ports));
-                match (parsed, frame) {
-                    (Some(parsed), Some(frame)) if parsed.port == self.port => {
+                let frame = queue.frame(at).unwrap_or_default();
+                match ParsedFrame::read(frame, here, ports) {
+                    ParsedFrame::Datagram(parsed) if parsed.port == self.port => {
                         take(parsed.from.into(), &frame[parsed.range], out);
                     }
-                    (Some(parsed), _) => {
-                        let datagram = queue.take(at).map(|packet| ReceivedDatagram {
-                            packet,
-                            from: parsed.from,
-                            port: parsed.port,
-                            range: parsed.range.start as u16..parsed.range.end as u16,
-                        });
-                        datagram.into_iter().for_each(|one| hand_over(one, out));
+                    ParsedFrame::Datagram(parsed) => {
+                        if let Some(packet) = queue.take(at) {
+                            hand_over(ReceivedDatagram { packet, parsed }, out);
+                        }
                     }
-                    (None, _) => Self::read_other(&self.interface, queue, at, device, is_switch, out),
+                    ParsedFrame::Arp(arp) if out.receive_arp(&arp, device) => {}
+                    ParsedFrame::Broken => out.counters.broken += 1,
+                    _ if is_switch => {
+                        if let Some(packet) = queue.take(at) {
+                            out.forward(1 - device, packet);
+                        }
+                    }
+                    _ => out.counters.others += 1,
                 }
             }
-        }
-    }
-
-    /// Handles a frame that is no datagram for this interface.
-    #[inline(never)]
-    fn read_other(
-        interface: &Interface,
-        queue: &mut RxQueue,
-        at: usize,
-        device: usize,
-        is_switch: bool,
-        out: &mut FrameSender,
-    ) {
-        let frame = queue.frame(at);
-        let DpdkConfig { address, threads, .. } = &interface.config;
-        let read = |frame| ParsedFrame::read(frame, *address, *threads as u16);
-        match frame.map_or(ParsedFrame::Other, read) {
-            ParsedFrame::Arp(arp) if out.receive_arp(&arp, device) => {}
-            ParsedFrame::Broken => out.counters.broken += 1,
-            _ if is_switch => {
-                let packet = queue.take(at);
-                packet.into_iter().for_each(|one| out.forward(1 - device, one));
-            }
-            _ => out.counters.others += 1,
         }
     }
 

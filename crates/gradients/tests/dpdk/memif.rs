@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base::wait::Wait;
 use gradients::dpdk::DpdkTransport;
-use gradients::{AggregatorLimits, Arithmetic, DpdkConfig, Error, JoinJob, Worker, dpdk_aggregators};
+use gradients::{AggregatorLimits, Arithmetic, DpdkConfig, Error, JoinJob, Ticket, Worker, dpdk_aggregators};
 
 use crate::setup::*;
 
@@ -33,7 +33,7 @@ fn workers_sum_over_memif() {
         let join = |(number, client): (u16, &DpdkConfig)| {
             let request = JoinJob { arithmetic, ..request("job", number, 4) };
             let ticket = aggregator.join(&request, None).unwrap();
-            work(Some(client), aggregator.address(), &request, &ticket)
+            work(Some(client), &request, &ticket)
         };
         sum_all((0..).zip(&clients).map(join).collect(), 4, 50_000);
         let counters = aggregator.aggregator().counters();
@@ -57,7 +57,7 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
         let aggregator = &aggregators[1 + usize::from(number / 2)];
         let request = request(&format!("job-{}", number / 2), number % 2, 2);
         let ticket = aggregator.join(&request, None).unwrap();
-        work(Some(client), aggregator.address(), &request, &ticket)
+        work(Some(client), &request, &ticket)
     };
     let mut workers: Vec<_> = (0..).zip(&clients).map(join).collect();
     let others = workers.split_off(2);
@@ -82,9 +82,8 @@ fn a_worker_that_is_gone_is_named() {
     let aggregator = start(&server);
     let soon = |number| JoinJob { deadline: Duration::from_millis(500), ..request("job", number, 2) };
     let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None).unwrap());
-    let at = aggregator.address();
-    let mut worker = work(Some(&clients[0]), at, &soon(0), &tickets[0]);
-    let other = work(Some(&clients[1]), at, &soon(1), &tickets[1]);
+    let mut worker = work(Some(&clients[0]), &soon(0), &tickets[0]);
+    let other = work(Some(&clients[1]), &soon(1), &tickets[1]);
     drop(other);
     let missing = worker.sum(&mut [1.0; 1000], false, LONG, &Wait::forever()).unwrap_err();
     assert!(matches!(&missing, Error::Missing { workers, .. } if workers == &[1]), "{missing}");
@@ -97,10 +96,10 @@ fn a_missing_aggregator_is_an_error_at_the_deadline() {
     let (_folder, server, clients) = configs(1);
     let aggregator = start(&server);
     let request = request("job", 0, 1);
-    let ticket = aggregator.join(&request, None).unwrap();
     let nobody = "10.8.0.99:7711".parse().unwrap();
+    let ticket = Ticket { address: nobody, ..aggregator.join(&request, None).unwrap() };
     let soon = Duration::from_millis(50);
     let device = DpdkTransport::open(&clients[0]).unwrap();
-    let silent = Worker::join(device, nobody, &request, &ticket, soon, &Wait::forever());
+    let silent = Worker::join(device, &request, &ticket, soon, &Wait::forever());
     assert!(matches!(silent.err(), Some(Error::Silent { .. })));
 }

@@ -1,7 +1,7 @@
 //! Devices, network namespaces, raw sockets.
 
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,11 +69,13 @@ pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {
 }
 
 /// A worker of an aggregator at `at`, on UDP or on the device of `dpdk`.
-pub fn work(dpdk: Option<&DpdkConfig>, at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Box<dyn JobWorker> {
+pub fn work(dpdk: Option<&DpdkConfig>, request: &JoinJob, ticket: &Ticket) -> Box<dyn JobWorker> {
     let wait = Wait::forever();
     match dpdk {
-        None => Box::new(Worker::join(UdpTransport::to(at).unwrap(), at, request, ticket, LONG, &wait).unwrap()),
-        Some(dpdk) => Box::new(Worker::join(dpdk_transport(dpdk).unwrap(), at, request, ticket, LONG, &wait).unwrap()),
+        None => {
+            Box::new(Worker::join(UdpTransport::to(ticket.address).unwrap(), request, ticket, LONG, &wait).unwrap())
+        }
+        Some(dpdk) => Box::new(Worker::join(dpdk_transport(dpdk).unwrap(), request, ticket, LONG, &wait).unwrap()),
     }
 }
 

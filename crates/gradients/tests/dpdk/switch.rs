@@ -99,7 +99,6 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
     with_veth(&["a", "b"], || {
         shell("ip address add 10.9.0.1/24 dev a0").unwrap();
         let aggregator = start(&config(SWITCH, &[af_packet("a1"), af_packet("b1")]));
-        let at = aggregator.address();
         let join = |number| {
             let request = request("job", number, 2);
             let ticket = aggregator.join(&request, None).unwrap();
@@ -111,7 +110,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         std::thread::scope(|scope| {
             let text = &text;
             scope.spawn(move || {
-                let mut worker = work(None, at, &near.0, &near.1);
+                let mut worker = work(None, &near.0, &near.1);
                 listens.recv().unwrap();
                 let stream = scope.spawn(move || {
                     let mut stream = TcpStream::connect("10.9.0.2:80").unwrap();
@@ -126,7 +125,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
             });
             elsewhere("b0", move || {
                 shell("ip address add 10.9.0.2/24 dev b0; ip link set b0 up").unwrap();
-                let mut worker = work(None, at, &far.0, &far.1);
+                let mut worker = work(None, &far.0, &far.1);
                 let listener = TcpListener::bind("10.9.0.2:80").unwrap();
                 let reader = std::thread::spawn(move || {
                     let mut read = Vec::new();

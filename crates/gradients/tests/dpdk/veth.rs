@@ -27,7 +27,7 @@ fn udp_workers_sum_at_a_dpdk_aggregator() {
         let join = |number| {
             let request = request("job", number, 3);
             let ticket = aggregator.join(&request, None).unwrap();
-            work(None, aggregator.address(), &request, &ticket)
+            work(None, &request, &ticket)
         };
         sum_all((0..3).map(join).collect(), 3, 40_000);
         let aggregator = aggregator.aggregator();
@@ -45,8 +45,8 @@ fn a_dpdk_worker_and_a_udp_worker_sum_at_a_udp_aggregator() {
         let aggregator = udp_aggregators(at, 1, AggregatorLimits::default()).unwrap().remove(0);
         let tickets = [0, 1].map(|number| aggregator.join(&request("job", number, 2), None).unwrap());
         let workers = vec![
-            work(None, at, &request("job", 0, 2), &tickets[0]),
-            work(Some(&dpdk()), at, &request("job", 1, 2), &tickets[1]),
+            work(None, &request("job", 0, 2), &tickets[0]),
+            work(Some(&dpdk()), &request("job", 1, 2), &tickets[1]),
         ];
         sum_all(workers, 3, 40_000);
     });
@@ -64,17 +64,17 @@ fn a_dpdk_aggregator_sums_with_a_udp_parent() {
         let child = &children[2];
         let of_three = |number| JoinJob { world: 3, ..request("job", number, 2) };
         let up = parent.join(&JoinJob { below: Some(2), ..of_three(0) }, None).unwrap();
-        let mut upstream = Some(ParentAggregator::new(at, &up, 2));
+        let mut upstream = Some(ParentAggregator::new(&up, 2));
         let mut join = |number| {
             let request = of_three(number);
             let ticket = child.join(&request, upstream.take()).unwrap();
-            work(None, child.address(), &request, &ticket)
+            work(None, &request, &ticket)
         };
         let mut workers: Vec<_> = (0..2).map(&mut join).collect();
         // The third worker joins the parent itself, as a rack of one.
         let own = JoinJob { below: Some(1), ..of_three(1) };
         let ticket = parent.join(&own, None).unwrap();
-        workers.push(work(None, at, &own, &ticket));
+        workers.push(work(None, &own, &ticket));
         sum_all(workers, 3, 20_000);
         let counters = parent.aggregator().counters();
         assert_eq!(counters.counted, 2 * counters.sums);
@@ -92,7 +92,7 @@ fn an_unknown_neighbour_is_requested_by_arp() {
         shell(&format!("ip neighbour replace {DPDK} lladdr {} dev a0 nud permanent", mac.join(":"))).unwrap();
         let request = request("job", 0, 1);
         let ticket = aggregator.join(&request, None).unwrap();
-        sum_all(vec![work(None, aggregator.address(), &request, &ticket)], 1, 1000);
+        sum_all(vec![work(None, &request, &ticket)], 1, 1000);
         assert!(aggregator.aggregator().frames.unwrap().unresolved > 0);
     });
 }

@@ -145,14 +145,14 @@ fn inject(network: &mut Network, port: u16, datagram: &[u8]) {
 fn unknown_datagrams_are_dropped_counted_and_not_answered() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let request = request(0, 1);
-    let (at, ticket) = network.ticket(0, &request, None).unwrap();
+    let ticket = network.ticket(0, &request, None).unwrap();
     let contribution = |session: u32| {
         let header = PacketHeader::new(PacketKind::Float, session, 1, 0);
         [header.encode().as_slice(), &[0; 8]].concat()
     };
     // Not before path validation, not with another session, not from another address.
     inject(&mut network, 0, &contribution(ticket.session));
-    let mut worker = WorkerSession::new(at, &request, &ticket);
+    let mut worker = WorkerSession::new(&request, &ticket);
     network.call(0, &mut worker, Control::Join).unwrap();
     let sent = network.wire.sent;
     inject(&mut network, 0, &contribution(ticket.session ^ 1));
@@ -180,7 +180,7 @@ fn unknown_datagrams_are_dropped_counted_and_not_answered() {
 fn an_address_is_valid_when_the_cookie_comes_back_from_it() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let request = request(0, 1);
-    let (_, ticket) = network.ticket(0, &request, None).unwrap();
+    let ticket = network.ticket(0, &request, None).unwrap();
     let header = PacketHeader::new(PacketKind::Join, ticket.session, 0, 0).encode();
     let proof = |cookie: [u8; 8]| [header.as_slice(), &ticket.key, &cookie].concat();
     // A sender with the key that forges its source address, and so does not receive the cookie.
@@ -221,8 +221,8 @@ fn any_worker_resets_a_job_that_is_halted_before_its_first_sum() {
 fn a_member_that_is_replaced_is_told() {
     for seed in 0..4 {
         let mut network = Network::new(seed, Faults::MANY, AggregatorLimits::default());
-        let (at, ticket) = network.ticket(0, &request(0, 2), None).unwrap();
-        let mut older = WorkerSession::new(at, &request(0, 2), &ticket);
+        let ticket = network.ticket(0, &request(0, 2), None).unwrap();
+        let mut older = WorkerSession::new(&request(0, 2), &ticket);
         let mut values = [1.0; 20];
         let begun = network.wire.now;
         let round = Round::new(&mut older, &mut values, false, begun, begun + Duration::from_secs(10));
@@ -277,8 +277,8 @@ fn a_late_answer_is_not_taken_for_the_next_controls() {
 #[test]
 fn a_late_copy_of_a_threshold_does_not_undo_the_next() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
-    let (at, ticket) = network.ticket(0, &request(0, 2), None).unwrap();
-    let mut worker = WorkerSession::new(at, &request(0, 2), &ticket);
+    let ticket = network.ticket(0, &request(0, 2), None).unwrap();
+    let mut worker = WorkerSession::new(&request(0, 2), &ticket);
     network.join_all(&[request(1, 2)]);
     for threshold in [1, 2, 1] {
         network.call(0, &mut worker, Control::SetThreshold(threshold)).unwrap();
@@ -317,8 +317,8 @@ fn datagrams_from_before_a_reset_have_no_effect() {
     let mut workers = Vec::new();
     let mut tickets = Vec::new();
     for request in &requests {
-        let (at, ticket) = network.ticket(0, request, None).unwrap();
-        workers.push(WorkerSession::new(at, request, &ticket));
+        let ticket = network.ticket(0, request, None).unwrap();
+        workers.push(WorkerSession::new(request, &ticket));
         tickets.push(ticket);
     }
     let sum = |network: &mut Network, workers: &mut [WorkerSession]| {

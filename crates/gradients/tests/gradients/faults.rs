@@ -53,7 +53,7 @@ fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let requests = [request(0, 2), request(1, 2)];
     let mut worker = network.join(0, &requests[0]).unwrap();
-    let (_, ticket) = network.ticket(0, &requests[1], None).unwrap();
+    let ticket = network.ticket(0, &requests[1], None).unwrap();
     let begun = network.wire.now;
     let mut values = vec![1.0; 9];
     let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(9));
@@ -203,8 +203,8 @@ fn racks_compare_the_lengths_of_their_vectors() {
 fn a_worker_that_left_between_two_sums_fails_the_next_at_once() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut first = network.join(0, &request(0, 2)).unwrap();
-    let (at, ticket) = network.ticket(0, &request(1, 2), None).unwrap();
-    let second = WorkerSession::new(at, &request(1, 2), &ticket);
+    let ticket = network.ticket(0, &request(1, 2), None).unwrap();
+    let second = WorkerSession::new(&request(1, 2), &ticket);
     let mut both = vec![first, second];
     for result in network.sum(&mut both, &mut [vec![1.0; 9], vec![1.0; 9]], false) {
         result.unwrap();
@@ -240,19 +240,20 @@ fn a_worker_that_joined_another_job_is_told_so() {
 }
 
 #[test]
-fn idle_jobs_are_forgotten() {
-    let limits = AggregatorLimits { idle: Duration::from_secs(60), jobs: 1, ..AggregatorLimits::default() };
-    let mut network = Network::new(1, Faults::NONE, limits);
-    let mut workers = pair(&mut network);
-    let mut vectors = whole_numbers(2, 50, 1);
-    network.sum(&mut workers, &mut vectors, false);
+fn a_job_ends_with_its_last_member() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits { jobs: 1, ..AggregatorLimits::default() });
+    let tickets = [0, 1].map(|worker| network.ticket(0, &request(worker, 2), None).unwrap());
+    let [mut first, mut second] =
+        [0, 1].map(|worker| WorkerSession::new(&request(worker, 2), &tickets[usize::from(worker)]));
     let other = JoinJob { job: "other".into(), ..request(0, 2) };
     let error = network.join(0, &other).err().unwrap().to_string();
     assert!(error.contains("gradient jobs"), "{error}");
-    network.pass(Duration::from_secs(61));
+    tickets.iter().for_each(|ticket| network.leave(0, ticket.session));
     assert_eq!(network.aggregators[0].1.jobs(), 0);
     network.join(0, &other).unwrap();
     let strangers = network.counters().strangers;
-    network.sum(&mut workers, &mut vectors, false);
+    for worker in [&mut first, &mut second] {
+        network.sum_at(0, worker, &mut [1.0; 50]).unwrap_err();
+    }
     assert!(network.counters().strangers > strangers, "dead sessions");
 }

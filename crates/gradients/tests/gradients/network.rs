@@ -162,12 +162,12 @@ pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: Aggrega
         let child = network.add_aggregator(limits);
         let up = JoinJob { arithmetic, ..rack_request(rack, RACKS, ALL as u32) };
         let below = PER_RACK.into();
-        let (parent, ticket) = network.rack_ticket(0, &up, below, None).unwrap();
-        let mut upstream = Some(ParentAggregator::new(parent, &ticket, below));
+        let ticket = network.rack_ticket(0, &up, below, None).unwrap();
+        let mut upstream = Some(ParentAggregator::new(&ticket, below));
         for worker in 0..PER_RACK {
             let request = JoinJob { arithmetic, world: ALL as u32, ..request(worker, PER_RACK) };
-            let (at, ticket) = network.ticket(child, &request, upstream.take()).unwrap();
-            workers.push(WorkerSession::new(at, &request, &ticket));
+            let ticket = network.ticket(child, &request, upstream.take()).unwrap();
+            workers.push(WorkerSession::new(&request, &ticket));
         }
     }
     workers
@@ -198,14 +198,14 @@ impl Network {
     pub fn add_aggregator(&mut self, limits: AggregatorLimits) -> usize {
         let number = self.aggregators.len();
         let at = address(1000 + number as u16);
-        self.aggregators.push((at, Aggregator::new(limits)));
+        self.aggregators.push((at, Aggregator::new(at, limits)));
         number
     }
 
     /// Joins a worker.
     pub fn join(&mut self, aggregator: usize, request: &JoinJob) -> Result<WorkerSession> {
-        let (at, ticket) = self.ticket(aggregator, request, None)?;
-        Ok(WorkerSession::new(at, request, &ticket))
+        let ticket = self.ticket(aggregator, request, None)?;
+        Ok(WorkerSession::new(request, &ticket))
     }
 
     pub fn ticket(
@@ -213,11 +213,11 @@ impl Network {
         aggregator: usize,
         request: &JoinJob,
         upstream: Option<ParentAggregator>,
-    ) -> Result<(SocketAddr, Ticket)> {
+    ) -> Result<Ticket> {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let ticket = aggregator.join(self.wire.now, request, upstream)?;
         aggregator.flush(&mut Port(&mut self.wire, *at));
-        Ok((*at, ticket))
+        Ok(ticket)
     }
 
     pub fn leave(&mut self, aggregator: usize, session: u32) {
@@ -233,7 +233,7 @@ impl Network {
         request: &JoinJob,
         below: u32,
         upstream: Option<ParentAggregator>,
-    ) -> Result<(SocketAddr, Ticket)> {
+    ) -> Result<Ticket> {
         self.ticket(aggregator, &JoinJob { below: Some(below), ..request.clone() }, upstream)
     }
 

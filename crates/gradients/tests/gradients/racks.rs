@@ -70,7 +70,7 @@ fn a_rack_that_restarts_is_counted_anew() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let (first, second) = (rack_request(0, 2, 4), rack_request(1, 2, 4));
     network.rack_ticket(0, &first, 1, None).unwrap();
-    let (_, ticket) = network.rack_ticket(0, &second, 3, None).unwrap();
+    let ticket = network.rack_ticket(0, &second, 3, None).unwrap();
     assert!(network.rack_ticket(0, &first, 2, None).is_err());
     network.leave(0, ticket.session);
     network.rack_ticket(0, &first, 2, None).unwrap();
@@ -132,12 +132,12 @@ fn a_reset_below_a_silent_grandparent_names_it() {
     let [middle, leaf] = [0; 2].map(|_| network.add_aggregator(AggregatorLimits::default()));
     let mut above = None;
     for (aggregator, racks) in [(0, 2), (middle, 1)] {
-        let (at, ticket) = network.rack_ticket(aggregator, &rack_request(0, racks, 2), 1, above).unwrap();
-        above = Some(ParentAggregator::new(at, &ticket, 1));
+        let ticket = network.rack_ticket(aggregator, &rack_request(0, racks, 2), 1, above).unwrap();
+        above = Some(ParentAggregator::new(&ticket, 1));
     }
     let request = JoinJob { world: 2, ..request(0, 1) };
-    let (at, ticket) = network.ticket(leaf, &request, above).unwrap();
-    let mut worker = WorkerSession::new(at, &request, &ticket);
+    let ticket = network.ticket(leaf, &request, above).unwrap();
+    let mut worker = WorkerSession::new(&request, &ticket);
     network.call(0, &mut worker, Control::Halt("out of disk".into())).unwrap();
     network.wire.dead.insert(address(1000));
     let error = network.call(0, &mut worker, Control::Reset).unwrap_err().to_string();
@@ -269,11 +269,11 @@ fn a_worker_that_gives_up_first_names_the_rack_that_the_parent_waits_for() {
 /// One rack of two, with one worker. Tests forge the datagrams of its parent.
 fn lone_rack(network: &mut Network) -> (WorkerSession, u32) {
     let child = network.add_aggregator(AggregatorLimits::default());
-    let (parent, ticket) = network.rack_ticket(0, &rack_request(0, 2, 2), 1, None).unwrap();
+    let ticket = network.rack_ticket(0, &rack_request(0, 2, 2), 1, None).unwrap();
     let request = JoinJob { world: 2, ..request(0, 1) };
-    let upstream = ParentAggregator::new(parent, &ticket, 1);
-    let (at, own) = network.ticket(child, &request, Some(upstream)).unwrap();
-    (WorkerSession::new(at, &request, &own), ticket.session)
+    let upstream = ParentAggregator::new(&ticket, 1);
+    let own = network.ticket(child, &request, Some(upstream)).unwrap();
+    (WorkerSession::new(&request, &own), ticket.session)
 }
 
 fn receive_from_parent(network: &mut Network, session: u32, segment: u32, ack: &Ack) {

@@ -27,14 +27,13 @@ fn full(request: JoinJob) -> JoinJob {
 
 type UdpWorker = Worker<UdpTransport>;
 
-fn work(at: SocketAddr, request: &JoinJob, ticket: &Ticket, deadline: Duration, wait: &Wait<'_>) -> Result<UdpWorker> {
-    Worker::join(UdpTransport::to(at)?, at, request, ticket, deadline, wait)
+fn work(request: &JoinJob, ticket: &Ticket, deadline: Duration, wait: &Wait<'_>) -> Result<UdpWorker> {
+    Worker::join(UdpTransport::to(ticket.address)?, request, ticket, deadline, wait)
 }
 
 fn join(aggregator: &RunningAggregator, request: &JoinJob) -> UdpWorker {
     let ticket = aggregator.join(request, None).unwrap();
-    let at = aggregator.address();
-    work(at, request, &ticket, LONG, &Wait::forever()).unwrap()
+    work(request, &ticket, LONG, &Wait::forever()).unwrap()
 }
 
 /// Sums each vector with its worker, all at the same time, several rounds.
@@ -79,12 +78,11 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
         let child = start();
         let of_four = |number| JoinJob { world: 4, ..full(request(number, 2)) };
         let up = parent.join(&JoinJob { below: Some(2), ..of_four(rack) }, None).unwrap();
-        let mut upstream = Some(ParentAggregator::new(parent.address(), &up, 2));
+        let mut upstream = Some(ParentAggregator::new(&up, 2));
         for number in 0..2 {
             let request = of_four(number);
             let ticket = child.join(&request, upstream.take()).unwrap();
-            let at = child.address();
-            let worker = work(at, &request, &ticket, LONG, &Wait::forever());
+            let worker = work(&request, &ticket, LONG, &Wait::forever());
             workers.push(worker.unwrap());
         }
         children.push(child);
@@ -146,14 +144,13 @@ fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let aggregator = start();
     let request = full(request(0, 1));
-    let ticket = aggregator.join(&request, None).unwrap();
-    let at = silent.local_addr().unwrap();
+    let ticket = Ticket { address: silent.local_addr().unwrap(), ..aggregator.join(&request, None).unwrap() };
     let short = Duration::from_millis(30);
-    let nobody = work(at, &request, &ticket, short, &Wait::forever());
+    let nobody = work(&request, &ticket, short, &Wait::forever());
     assert!(matches!(nobody.err(), Some(Error::Silent { .. })));
     let begun = Instant::now();
     let interrupted = Wait { interrupted: &|| true, ..Wait::forever() };
-    let ended = work(at, &request, &ticket, LONG, &interrupted);
+    let ended = work(&request, &ticket, LONG, &interrupted);
     assert!(matches!(ended.err(), Some(Error::Interrupted)));
     assert!(begun.elapsed() < LONG);
 }

@@ -152,7 +152,7 @@ impl<'a> Source<'a> {
         let Source(socket, joined) = self;
         let header = PacketHeader::new(kind, joined.ticket.session, joined.ticket.round, 0);
         let datagram = [&header.encode()[..], body].concat();
-        socket.send_to(&datagram, joined.aggregator).unwrap();
+        socket.send_to(&datagram, joined.ticket.address).unwrap();
     }
 
     fn validate_path(&self, cookie: &[u8]) -> (PacketKind, Vec<u8>) {
@@ -164,7 +164,7 @@ impl<'a> Source<'a> {
     fn receive(&self) -> (PacketKind, Vec<u8>) {
         let mut bytes = [0; 2000];
         let (length, from) = self.0.recv_from(&mut bytes).unwrap();
-        assert_eq!(from, self.1.aggregator);
+        assert_eq!(from, self.1.ticket.address);
         let (header, body) = PacketHeader::decode(&bytes[..length]).unwrap();
         (header.kind, body.to_vec())
     }
@@ -207,7 +207,7 @@ fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     let elsewhere = Source::new(&joined);
     elsewhere.send(PacketKind::Float, &9f32.to_le_bytes());
     worker.send(PacketKind::Reset, &[0; 16]);
-    elsewhere.0.send_to(b"what is this?", joined.aggregator).unwrap();
+    elsewhere.0.send_to(b"what is this?", joined.ticket.address).unwrap();
     serving.until(|stats| stats["strangers"] == 2 && stats["malformed"] == 1);
     assert_eq!(serving.stats()["counted"], 0);
     let own = worker.0.try_clone().unwrap();
@@ -215,6 +215,6 @@ fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
     let header = PacketHeader::new(PacketKind::Float, joined.ticket.session, joined.ticket.round, 0);
     let late = [&header.encode()[..], &[0; 4]].concat();
-    own.send_to(&late, joined.aggregator).unwrap();
+    own.send_to(&late, joined.ticket.address).unwrap();
     serving.until(|stats| stats["strangers"] == 3);
 }
