@@ -62,14 +62,17 @@ pub struct ParentSession {
 /// Progress of a session at the parent.
 enum SessionState {
     Joining,
-    /// The job can be created, or was.
+    /// The job can be created.
     Joined(ParentAggregator),
+    /// The job was created, with this session at the parent. Once the job is over, so is the session.
+    InUse(u32),
     Failed(gradients::Error),
 }
 
 impl ParentSession {
-    fn has_failed(&self) -> bool {
-        matches!(*lock(&self.state), SessionState::Failed(_))
+    /// Whether its job is still to be created.
+    fn is_pending(&self) -> bool {
+        matches!(*lock(&self.state), SessionState::Joining | SessionState::Joined(_))
     }
 }
 
@@ -174,7 +177,11 @@ impl Aggregators {
             Some(_) => request.deadline * 9 / 8,
             None => request.deadline,
         };
+        let at_parent = parent.as_ref().map(ParentAggregator::session);
         let ticket = aggregator.join(&JoinJob { deadline, ..request.clone() }, parent)?;
+        if let (Some(number), Some(session)) = (at_parent, session) {
+            *lock(&session.state) = SessionState::InUse(number);
+        }
         Ok(Attempt::Ready(ticket))
     }
 
@@ -218,9 +225,8 @@ impl Aggregators {
 
     /// The aggregator with the fewest jobs, for a new `job`. Jobs that wait for the parent count towards the limit.
     fn least_busy(&self, job: &str, sessions: &HashMap<String, Weak<ParentSession>>) -> Result<&RunningAggregator> {
-        let exists = |name: &str| self.aggregators.iter().any(|one| one.aggregator().has(name));
-        let waits = |session: &Weak<ParentSession>| session.upgrade().is_some_and(|session| !session.has_failed());
-        let waiting = sessions.iter().filter(|(name, session)| *name != job && waits(session) && !exists(name)).count();
+        let waits = |session: &Weak<ParentSession>| session.upgrade().is_some_and(|session| session.is_pending());
+        let waiting = sessions.iter().filter(|(name, session)| *name != job && waits(session)).count();
         let counts: Vec<usize> = self.aggregators.iter().map(|one| one.aggregator().jobs()).collect();
         check_size(
             "the number of gradient jobs",
@@ -244,8 +250,9 @@ impl Aggregators {
         own: &mut Option<Arc<ParentSession>>,
     ) -> Result<Attempt<ParentAggregator>> {
         // A failure is for those who waited. Whoever comes later tries again.
-        let others = || sessions.get(&request.job)?.upgrade().filter(|session| !session.has_failed());
-        let session = match own.take().or_else(others) {
+        let others = || sessions.get(&request.job)?.upgrade().filter(|session| session.is_pending());
+        let mine = own.take().filter(|session| !matches!(*lock(&session.state), SessionState::InUse(_)));
+        let session = match mine.or_else(others) {
             Some(session) => session,
             None => {
                 let session = self.start_session(parent, request, below)?;
@@ -255,7 +262,7 @@ impl Aggregators {
         };
         request.check_same(&session.request)?;
         let attempt = match &*lock(&session.state) {
-            SessionState::Joining => {
+            SessionState::Joining | SessionState::InUse(_) => {
                 let reason = format!("the parent at {} has not answered", parent.dialer.address);
                 Attempt::Blocked(reason.into())
             }
@@ -296,8 +303,8 @@ impl Aggregators {
         let sessions = lock(&self.sessions);
         if let Some(session) = session.upgrade() {
             let before = std::mem::replace(&mut *lock(&session.state), state);
-            if let SessionState::Joined(parent) = before {
-                self.aggregators.iter().for_each(|one| one.aggregator().lose_parent(parent.session()));
+            if let SessionState::InUse(number) = before {
+                self.aggregators.iter().for_each(|one| one.aggregator().lose_parent(number));
             }
         }
         drop(sessions);
