@@ -1,4 +1,4 @@
-//! F-Stack's C interface: `ff_api.h`, `ff_event.h`, and the four steps of `ff_init`, which its library exports although no header declares
+//! F-Stack's C interface: `ff_api.h`, `ff_event.h`, and the four stages of `ff_init`, which its library exports although no header declares
 //! them.
 //!
 //! Every function except [`ff_stop_run`] may be called only on the thread that ran the initialisation, once in a process. A failed

@@ -19,7 +19,7 @@ use base::random::random;
 const FIRST_ROUND: u64 = 1;
 
 /// Interval of calls of [`Aggregator::expire`].
-pub const EXPIRE_EVERY: Duration = Duration::from_millis(20);
+pub const EXPIRE_EVERY: Duration = Duration::from_millis(10);
 
 /// Limits of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -51,7 +51,7 @@ pub fn add(kind: PacketKind, sum: &mut [u8], contribution: &[u8]) {
     }
 }
 
-/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which need half as many steps. Short segments
+/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which need half as many iterations. Short segments
 /// skip the test for AVX2, which would take longer than it saves.
 mod wide {
     macro_rules! compiled_twice {

@@ -316,7 +316,7 @@ impl AsynchronousSession {
             self.send(now, PacketKind::Help, segment, out);
         }
         let newest = self.last.min(self.gradient.index + 1 + self.staleness);
-        while self.session.flights.have_room()
+        while self.session.flights.may_launch()
             && let Some(segment) = self.unsent.pop_front()
         {
             if self.segments[segment as usize].round > newest {

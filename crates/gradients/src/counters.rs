@@ -75,7 +75,7 @@ pub struct Contributions {
     /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
     /// gradient.
     pub counted: u64,
-    /// Gradients of which at least one segment exceeded the staleness bound.
+    /// Gradients with a segment beyond the staleness bound.
     pub dropped: u64,
     /// Segments that missed a round and went into a later one.
     pub late_segments: u64,

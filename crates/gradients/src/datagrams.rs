@@ -51,7 +51,7 @@ pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     Ok(Arc::new(socket.into()))
 }
 
-/// A control message of UDP with an integer: Linux's `cmsghdr` (its length, level and type), then the value, for which there is room.
+/// A control message of UDP with an integer: Linux's `cmsghdr` (its length, level and type), then space for the value.
 #[repr(align(8))]
 struct Control([u8; Control::VALUE_AT + 8]);
 
@@ -218,7 +218,7 @@ impl GsoBatch {
         self.bytes.len().div_ceil(self.segment_bytes)
     }
 
-    fn has_room_for(&self, length: usize) -> bool {
+    fn fits(&self, length: usize) -> bool {
         self.bytes.len().is_multiple_of(self.segment_bytes)
             && length <= self.segment_bytes
             && self.bytes.len() + length <= GSO_MAX_BYTES
@@ -266,7 +266,7 @@ impl Transmit for UdpSender {
         let length = head.len() + body.len();
         // The newest batch to this address, so datagrams to one address keep their order.
         let newest = self.batches.iter().rposition(|batch| batch.to == to);
-        let open = newest.filter(|&at| self.batches[at].has_room_for(length));
+        let open = newest.filter(|&at| self.batches[at].fits(length));
         let at = open.unwrap_or_else(|| {
             if self.batches.len() == BATCHES {
                 self.flush();

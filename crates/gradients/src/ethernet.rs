@@ -158,33 +158,33 @@ impl HeaderTemplate {
         HeaderTemplate { ip_sum: sum(&head[14..34]), udp_sum: sum(&head[26..38]), headers: head }
     }
 
-    /// Writes the frame of a datagram of two parts to the beginning of `room`, and returns its length; `None` for a datagram that is too
+    /// Writes the frame of a datagram of two parts to the beginning of `buffer`, and returns its length; `None` for a datagram that is too
     /// long.
     #[inline]
     pub fn write<const HEAD: usize>(
         &self,
-        room: &mut [u8; MAX_FRAME],
+        buffer: &mut [u8; MAX_FRAME],
         head: &[u8; HEAD],
         body: &[u8],
     ) -> Option<usize> {
-        self.write_summed(room, head, body, sum(body))
+        self.write_summed(buffer, head, body, sum(body))
     }
 
     /// [`HeaderTemplate::write`] for a `body` whose sum (see `checksum`) is known.
     #[inline]
     pub fn write_summed<const HEAD: usize>(
         &self,
-        room: &mut [u8; MAX_FRAME],
+        buffer: &mut [u8; MAX_FRAME],
         head: &[u8; HEAD],
         body: &[u8],
         body_sum: u64,
     ) -> Option<usize> {
         let payload = HEAD + body.len();
         let end = PAYLOAD_AT + payload;
-        let (start, rest) = room.split_first_chunk_mut::<PAYLOAD_AT>()?;
-        let (head_room, rest) = rest.split_first_chunk_mut::<HEAD>()?;
+        let (start, rest) = buffer.split_first_chunk_mut::<PAYLOAD_AT>()?;
+        let (head_bytes, rest) = rest.split_first_chunk_mut::<HEAD>()?;
         *start = self.headers;
-        *head_room = *head;
+        *head_bytes = *head;
         copy(rest.get_mut(..body.len())?, body);
         let word = |length: usize| u16::from_le_bytes((length as u16).to_be_bytes());
         let (total, length) = (word(IP + UDP + payload), word(UDP + payload));
@@ -204,7 +204,7 @@ impl HeaderTemplate {
             start[at..at + 2].copy_from_slice(&word.to_le_bytes());
         }
         if end < MIN_FRAME {
-            room[end..MIN_FRAME].fill(0);
+            buffer[end..MIN_FRAME].fill(0);
         }
         Some(end.max(MIN_FRAME))
     }
@@ -259,18 +259,18 @@ impl Arp {
         Some(Arp { is_request, from: addresses(22), to: addresses(32) })
     }
 
-    /// Writes the frame to the beginning of `room`; returns its length.
-    pub fn write(&self, room: &mut [u8; MAX_FRAME]) -> usize {
-        room[..MIN_FRAME].fill(0);
+    /// Writes the frame to the beginning of `buffer`; returns its length.
+    pub fn write(&self, buffer: &mut [u8; MAX_FRAME]) -> usize {
+        buffer[..MIN_FRAME].fill(0);
         let to = if self.is_request { BROADCAST } else { self.to.1 };
-        room[..6].copy_from_slice(&to);
-        room[6..12].copy_from_slice(&self.from.1);
-        room[12..14].copy_from_slice(&ARP);
-        room[14..20].copy_from_slice(&Self::TYPES);
-        room[21] = if self.is_request { 1 } else { 2 };
+        buffer[..6].copy_from_slice(&to);
+        buffer[6..12].copy_from_slice(&self.from.1);
+        buffer[12..14].copy_from_slice(&ARP);
+        buffer[14..20].copy_from_slice(&Self::TYPES);
+        buffer[21] = if self.is_request { 1 } else { 2 };
         for (at, (ip, mac)) in [(22, self.from), (32, self.to)] {
-            room[at..at + 6].copy_from_slice(&mac);
-            room[at + 6..at + 10].copy_from_slice(&ip.octets());
+            buffer[at..at + 6].copy_from_slice(&mac);
+            buffer[at + 6..at + 10].copy_from_slice(&ip.octets());
         }
         MIN_FRAME
     }
@@ -289,9 +289,9 @@ mod tests {
     const B: (SocketAddrV4, Mac) = (SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 2), 7711), [2, 0, 0, 0, 0, 2]);
 
     fn frame<const HEAD: usize>(head: &[u8; HEAD], body: &[u8]) -> Vec<u8> {
-        let mut room = [0xAA; MAX_FRAME];
-        let bytes = HeaderTemplate::new(A, B).write(&mut room, head, body).unwrap();
-        room[..bytes].to_vec()
+        let mut buffer = [0xAA; MAX_FRAME];
+        let bytes = HeaderTemplate::new(A, B).write(&mut buffer, head, body).unwrap();
+        buffer[..bytes].to_vec()
     }
 
     fn read(frame: &[u8]) -> ParsedFrame {
@@ -319,8 +319,8 @@ mod tests {
             let heads = [survives::<0>, survives::<7>, survives::<10>, survives::<18>];
             heads.iter().for_each(|survives| survives(datagram));
         }
-        let mut room = [0; MAX_FRAME];
-        let too_long = HeaderTemplate::new(A, B).write(&mut room, &[0; 10], &[0; MAX_DATAGRAM - 9]);
+        let mut buffer = [0; MAX_FRAME];
+        let too_long = HeaderTemplate::new(A, B).write(&mut buffer, &[0; 10], &[0; MAX_DATAGRAM - 9]);
         assert_eq!(too_long, None);
     }
 
@@ -401,19 +401,19 @@ mod tests {
     #[test]
     fn arp_requests_survive_the_wire_and_are_answered() {
         let request = Arp { is_request: true, from: (*A.0.ip(), A.1), to: (*B.0.ip(), [0; 6]) };
-        let mut room = [0xAA; MAX_FRAME];
-        let bytes = request.write(&mut room);
-        assert_eq!((bytes, &room[..6]), (60, &BROADCAST[..]));
-        assert_eq!(read(&room[..bytes]), ParsedFrame::Arp(request));
+        let mut buffer = [0xAA; MAX_FRAME];
+        let bytes = request.write(&mut buffer);
+        assert_eq!((bytes, &buffer[..6]), (60, &BROADCAST[..]));
+        assert_eq!(read(&buffer[..bytes]), ParsedFrame::Arp(request));
         let reply = request.reply(B.1);
-        let bytes = reply.write(&mut room);
-        assert_eq!(room[..6], A.1);
-        let ParsedFrame::Arp(heard) = ParsedFrame::read(&room[..bytes], A.0, 1) else {
+        let bytes = reply.write(&mut buffer);
+        assert_eq!(buffer[..6], A.1);
+        let ParsedFrame::Arp(heard) = ParsedFrame::read(&buffer[..bytes], A.0, 1) else {
             panic!("no reply");
         };
         assert_eq!(heard.from, (*B.0.ip(), B.1));
         assert_eq!(heard.to, (*A.0.ip(), A.1));
-        room[21] = 3;
-        assert_eq!(ParsedFrame::read(&room[..bytes], A.0, 1), ParsedFrame::Other);
+        buffer[21] = 3;
+        assert_eq!(ParsedFrame::read(&buffer[..bytes], A.0, 1), ParsedFrame::Other);
     }
 }

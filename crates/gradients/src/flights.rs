@@ -29,7 +29,7 @@ pub struct Flights {
 }
 
 impl Flights {
-    /// No contributions, of which `limit` may be in flight.
+    /// No contributions yet; up to `limit` may be in flight.
     pub fn new(limit: u32) -> Self {
         Flights { window: CongestionWindow::new(limit), flights: VecDeque::new(), acknowledged: 0 }
     }
@@ -55,7 +55,7 @@ impl Flights {
     }
 
     /// Whether another contribution may leave.
-    pub fn have_room(&self) -> bool {
+    pub fn may_launch(&self) -> bool {
         self.flights.len() - self.acknowledged < self.window.size()
     }
 

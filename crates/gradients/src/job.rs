@@ -79,7 +79,7 @@ pub struct Job {
     contributed: Vec<u64>,
     /// Reason of a suspension: nothing is added up until a reset.
     halted: Option<Ack>,
-    /// No segment is overdue before: a scan of all of them takes milliseconds in a large job.
+    /// Next scan for overdue segments.
     next_scan: Instant,
 }
 

@@ -28,7 +28,7 @@
 //!
 //! The key has 16 bytes and is given to the worker with its session. Controls, which affect all workers, are accepted only with the key;
 //! contributions and `Help` by session and source address. The segment in the header of a control is its number, which the answer repeats:
-//! a late answer is not taken for the next control's, nor a late `SetH` for a new one.
+//! a late answer is not mistaken for the answer to the next control, nor a late `SetH` for a new one.
 
 /// Version of this format.
 pub const VERSION: u8 = 1;

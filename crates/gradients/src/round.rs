@@ -229,7 +229,7 @@ impl<'a> Round<'a> {
         let overdue = self.session.flights.overdue(now);
         self.query(now, overdue, out);
         while self.next < self.segments
-            && self.session.flights.have_room()
+            && self.session.flights.may_launch()
             && self.session.flights.are_within_limit(self.next)
         {
             self.send(now, self.next, out);

@@ -72,7 +72,7 @@ impl Uplink {
         self.is_valid
     }
 
-    /// Takes a cookie, which the next call of [`Uplink::validate`] returns. `false` if it is none.
+    /// Stores a cookie for the next call of [`Uplink::validate`]; `false` for an invalid one.
     pub fn take_cookie(&mut self, body: &[u8]) -> bool {
         let cookie = body.try_into();
         if let Ok(cookie) = cookie

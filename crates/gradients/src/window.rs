@@ -56,11 +56,11 @@ impl CongestionWindow {
 
     /// Counts a sum; `round_trip` is the time since its contribution, if that was sent once.
     pub fn on_sum(&mut self, round_trip: Option<Duration>) {
-        let step = match self.size < self.slow_start_threshold {
+        let growth = match self.size < self.slow_start_threshold {
             true => 1.0,
             false => self.size.recip(),
         };
-        self.size = (self.size + step).min(self.limit);
+        self.size = (self.size + growth).min(self.limit);
         if let Some(measured) = round_trip {
             self.round_trip = Some(match self.round_trip {
                 None => measured,

@@ -17,7 +17,7 @@ pub fn findings(config: &GradientsConfig, machine: &MachineFiles) -> Vec<Finding
     }
 }
 
-/// Binds each address for a moment. Fails while a server runs there.
+/// Briefly binds each address. Fails while a server runs there.
 fn addresses(address: SocketAddr, threads: usize) -> CheckResult {
     let threads = match address.port() {
         0 => 1,

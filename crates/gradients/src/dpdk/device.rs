@@ -32,15 +32,15 @@ impl Device {
     /// # Errors
     /// [`Error::Config`] with DPDK's reason.
     pub fn open(arguments: &str, queues: usize, pool: &Arc<PacketPool>) -> Result<(Arc<Self>, Vec<RxQueue>)> {
-        let refuse = |step: &str, error: c_int| {
+        let refuse = |failed: &str, error: c_int| {
             Error::Config(format!(
-                "the DPDK device {arguments:?}: {step}: {}; DPDK's own message is in standard error",
+                "the DPDK device {arguments:?}: {failed}: {}; DPDK's own message is in standard error",
                 eal::describe(error)
             ))
         };
-        let check = |step: &str, result: c_int| match result {
+        let check = |failed: &str, result: c_int| match result {
             0.. => Ok(result),
-            error => Err(refuse(step, error)),
+            error => Err(refuse(failed, error)),
         };
         let name = arguments.split(',').next().unwrap_or_default();
         let (devargs, port_name) = match (CString::new(arguments), CString::new(name)) {
@@ -202,7 +202,7 @@ impl RxQueue {
         self.count
     }
 
-    /// The frame of packet `at`; `None` if the packet was taken, or if the frame spans several segments, as none of this protocol does.
+    /// The frame of packet `at`; `None` if the packet was taken, or if its frame spans several segments, which frames of this protocol never do.
     #[inline]
     pub fn frame(&self, at: usize) -> Option<&[u8]> {
         let (packet, frame) = (self.packets[..self.count].get(at)?, self.frames.get(at)?);

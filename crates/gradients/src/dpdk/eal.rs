@@ -100,7 +100,7 @@ pub fn describe(error: c_int) -> String {
 }
 
 /// Runs `work` on DPDK's interrupt thread and returns when it is done. memif opens and closes connections on that thread without a lock
-/// (DPDK 22.11): closing one on another thread frees its memory twice if the peer closes it at the same moment.
+/// (DPDK 22.11): closing one on another thread frees its memory twice if the peer closes it at the same time.
 pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
     struct InterruptCall<F> {
         work: F,

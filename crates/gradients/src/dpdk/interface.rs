@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::device::{self, Device, RxQueue, TxQueue};
 use super::neighbours::{Neighbour, Neighbours};
-use super::packets::{FreePackets, Packet, PacketPool};
+use super::packets::{FreePackets, Packet};
 use super::{DpdkConfig, OpenDevices};
 use crate::ethernet::checksum::sum;
 use crate::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
@@ -57,8 +57,6 @@ pub struct FrameReceiver {
     port: u16,
     /// One queue of each device, in the order of the devices; `None` where there are fewer queues than cores.
     queues: Vec<Option<RxQueue>>,
-    /// Pool of the packets; dropped after them.
-    _pool: Arc<PacketPool>,
 }
 
 impl FrameReceiver {
@@ -68,7 +66,6 @@ impl FrameReceiver {
             interface: opened.interface.clone(),
             port: core as u16,
             queues: opened.queues.iter_mut().map(Iterator::next).collect(),
-            _pool: opened.pool.clone(),
         }
     }
 
@@ -201,7 +198,7 @@ impl FrameSender {
         let own = arp.to.0 == here && arp.from.0 != here;
         if own && arp.is_request {
             let reply = arp.reply(self.queues[device].device().mac());
-            self.send_frame(device, |room| Some(reply.write(room)));
+            self.send_frame(device, |buffer| Some(reply.write(buffer)));
         }
         own
     }
@@ -211,7 +208,7 @@ impl FrameSender {
         for device in 0..self.queues.len() {
             let mac = self.queues[device].device().mac();
             let request = Arp { is_request: true, from: (*self.interface.config.address.ip(), mac), to: (ip, [0; 6]) };
-            self.send_frame(device, |room| Some(request.write(room)));
+            self.send_frame(device, |buffer| Some(request.write(buffer)));
         }
     }
 
@@ -250,7 +247,7 @@ impl FrameSender {
             },
         };
         let headers = &route.headers;
-        let write = |room: &mut _| headers.write_summed(room, head, body, body_sum);
+        let write = |buffer: &mut _| headers.write_summed(buffer, head, body, body_sum);
         match self.free_packets.fill(write) {
             Some(packet) => self.queues[route.device].send(packet),
             None => self.counters.refused += 1,

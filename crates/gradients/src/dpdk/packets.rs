@@ -92,7 +92,7 @@ pub struct Packet {
 unsafe impl Send for Packet {}
 
 impl Packet {
-    /// The frame; `None` if it spans several segments, as no frame of this protocol does.
+    /// The frame; `None` if it spans several segments, which frames of this protocol never do.
     pub fn frame(&self) -> Option<&[u8]> {
         // SAFETY: `data` has `bytes` initialised bytes, in a packet that this value owns.
         let bytes = unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.bytes.into()) };

@@ -19,7 +19,9 @@ impl Job {
                 self.reset_from(worker, header, out);
                 return;
             }
-            PacketKind::Halt | PacketKind::SetH if self.is_from_before_reset(header) => {
+            PacketKind::Halt | PacketKind::SetH
+                if header.round_near(self.newest).is_none_or(|round| round < self.floor) =>
+            {
                 Some("the job was reset after this was sent: reset it here as well, then ask again")
             }
             PacketKind::Halt => match Ack::decode(argument) {
@@ -50,11 +52,6 @@ impl Job {
         };
         let id = SegmentId::new(self.next_round(), header.segment);
         self.send_ack(worker, id, &ack, out);
-    }
-
-    fn is_from_before_reset(&self, header: PacketHeader) -> bool {
-        let round = header.round_near(self.newest);
-        round.is_none_or(|round| round < self.floor)
     }
 
     /// A member's reason for a suspension, with its name. A rack's reason has the numbers of its missing workers.

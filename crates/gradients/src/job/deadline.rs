@@ -17,8 +17,9 @@ use crate::Transmit;
 use crate::packet::{Ack, PacketKind, Status};
 use crate::segments::{SegmentId, SegmentSlot, SegmentState};
 
-/// Interval of scans while a segment is overdue behind one that is not.
-const OVERDUE_INTERVAL: Duration = Duration::from_millis(100);
+/// Scans for overdue segments in the time of a deadline: a scan takes milliseconds in a large job. A scan is late by less than the distance
+/// of any two waits in the table.
+const SCANS: u32 = 64;
 
 impl Job {
     /// Fails the job if a segment has waited too long. A missing worker may have joined one of the `others`, the aggregator's other jobs.
@@ -27,14 +28,7 @@ impl Job {
         if now < self.next_scan {
             return;
         }
-        // A segment that begins later is due no earlier than a deadline from now.
-        let later = now + self.settings.deadline;
-        self.next_scan = match self.waiting().map(|(due, _)| due).min() {
-            // An overdue segment that is not the first one does not fail a synchronous job.
-            Some(due) if due <= now => now + OVERDUE_INTERVAL,
-            Some(due) => due.min(later),
-            None => later,
-        };
+        self.next_scan = now + self.settings.deadline / SCANS;
         let due = self.first_due().filter(|(due, _)| *due <= now);
         let Some(slot) = due.map(|(_, slot)| *slot) else {
             return;
@@ -109,7 +103,7 @@ impl Job {
         described.collect::<Vec<_>>().join(", ")
     }
 
-    /// The job that `worker` has joined in place of this one: one of the same size, without any number that has joined this one.
+    /// The job that `worker` has joined instead of this one: a job of the same size, without any of this one's members.
     fn job_instead<'a>(&self, worker: usize, others: &'a [Option<Job>]) -> Option<&'a Job> {
         others.iter().flatten().find(|other| {
             let pairs = || self.members.iter().zip(&other.members);

@@ -1,4 +1,4 @@
-//! F-Stack's initialisation, step by step. What it prints goes to standard error; where it cannot start, it mostly ends the process by `exit`.
+//! F-Stack's initialisation. It prints to standard error, and most failures end the process by `exit`.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use crate::config::Config;
 use base::sync::lock;
 use replay_link::error::{Error, Result};
 
-/// File of the start that goes on, for [`explain_exit`].
+/// Configuration file of the start in progress, for [`explain_exit`].
 static STARTING: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 // SAFETY: declared as in glibc's stdio.h.
@@ -26,7 +26,7 @@ unsafe extern "C" {
 /// Initialises F-Stack on this thread.
 ///
 /// # Errors
-/// [`Error::Config`] for a failed step that does not end the process.
+/// [`Error::Config`] for a failure that does not end the process.
 pub(super) fn initialise(config: &Config) -> Result<()> {
     *lock(&STARTING) = Some(config.path.clone());
     // Standard output belongs to the program.
@@ -37,7 +37,7 @@ pub(super) fn initialise(config: &Config) -> Result<()> {
         stdout = stderr;
         before
     };
-    let initialised = steps(config);
+    let initialised = initialise_stages(config);
     // SAFETY: the stream that it was before.
     unsafe { stdout = before };
     *lock(&STARTING) = None;
@@ -57,11 +57,11 @@ extern "C" fn explain_exit() {
     }
 }
 
-/// The four steps of `ff_init`, with the EAL arguments of the file's `[innet]` section after F-Stack's own.
-fn steps(config: &Config) -> Result<()> {
-    let failed = |step: &str| {
+/// The four stages of `ff_init`, with the EAL arguments of the file's `[innet]` section after F-Stack's own.
+fn initialise_stages(config: &Config) -> Result<()> {
+    let failed = |stage: &str| {
         let path = config.path.display();
-        Error::Config(format!("F-Stack cannot start with {path}: {step} failed, as its lines on standard error say"))
+        Error::Config(format!("F-Stack cannot start with {path}: {stage} failed, as its lines on standard error say"))
     };
     let bytes = config.path.clone().into_os_string().into_encoded_bytes();
     let path = CString::new(bytes).map_err(|_| failed("its name"))?;
@@ -86,7 +86,7 @@ fn steps(config: &Config) -> Result<()> {
         // SAFETY: the function waits as DPDK's own does, except for 100 ms, the length that only link checks use.
         unsafe { ff::rte_delay_us_callback_register(skip_link_checks) };
     }
-    // SAFETY: a list of zero-terminated strings; the steps run once, in F-Stack's order, on one thread.
+    // SAFETY: a list of zero-terminated strings; the stages run once, in F-Stack's order, on one thread.
     unsafe {
         if ff::ff_dpdk_init(count, arguments) < 0 {
             return Err(failed("starting DPDK"));
@@ -105,7 +105,7 @@ fn steps(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Lets the ports pass whole segments. The error names the failed step.
+/// Lets the ports pass whole segments. The error names the failed stage.
 ///
 /// # Safety
 /// Called between `ff_dpdk_init` and `ff_freebsd_init`.
