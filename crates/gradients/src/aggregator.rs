@@ -193,28 +193,15 @@ impl Aggregator {
             )?;
         }
         allocation::check("a gradient job", bytes as u64)?;
-        let below = match &parent {
-            Some(parent) => parent.below,
-            // The root of the tree: its racks have all workers.
-            None if request.below.is_some() => request.world,
-            None => request.workers.into(),
-        };
-        if (below != request.world) != parent.is_some() {
+        // At the root of a tree, racks have all workers.
+        if parent.is_none() && request.below.is_none() && u32::from(request.workers) != request.world {
             return Err(Error::Config(format!(
-                "the gradient job {:?} has a world of {} workers and {below} here: {}",
-                request.job,
-                request.world,
-                match parent {
-                    None => "start this aggregator with --parent, or give it all workers",
-                    Some(_) => "with a parent aggregator say how many workers there are in all",
-                }
+                "the gradient job {:?} has a world of {} workers and {} here: start this aggregator with --parent, or give it all workers",
+                request.job, request.world, request.workers
             )));
         }
         let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.up.ticket.round);
-        let mut job = Job::new(request, window, first, now);
-        job.below = below;
-        job.parent = parent;
-        self.jobs[index] = Some(job);
+        self.jobs[index] = Some(Job::new(request, parent, window, first, now));
         Ok(index)
     }
 

@@ -2,13 +2,18 @@
 
 use std::ops::AddAssign;
 
-/// Structs of counters, which are added field by field.
+/// Structs of counters with their help texts. Counters are added field by field.
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $help:literal,)* })*) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct $name {
-            $($(#[$field_doc])* pub $field: u64,)*
+            $(#[doc = $help] pub $field: u64,)*
+        }
+
+        impl $name {
+            /// Name and help text of each counter.
+            pub const HELP: [(&'static str, &'static str); [$($help),*].len()] = [$((stringify!($field), $help)),*];
         }
 
         impl AddAssign for $name {
@@ -22,48 +27,29 @@ macro_rules! counters {
 counters! {
     /// Datagrams and segments of an aggregator.
     AggregatorCounters {
-        /// Datagrams received.
-        received,
-        /// Contributions added to a sum.
-        counted,
-        /// Segments whose sum was sent.
-        sums,
-        /// Contributions that were in the sum already.
-        duplicates,
-        /// Contributions that arrived after the threshold was reached.
-        late,
-        /// Contributions to segments that are discarded, or from before a reset.
-        stale,
-        /// Contributions to a round too far ahead, or to a segment whose predecessor in the window is not complete.
-        ahead,
-        /// Status queries (`Help`).
-        helped,
-        /// Failed or suspended jobs.
-        failed,
-        /// Datagrams of an unknown session, from another address than the worker's, or without its key.
-        strangers,
-        /// Datagrams that are not of this protocol, or do not fit the job.
-        malformed,
+        received: "Datagrams received",
+        counted: "Contributions added to a sum",
+        sums: "Segments whose sum was sent",
+        duplicates: "Contributions that were in the sum already",
+        late: "Contributions that arrived after the threshold was reached",
+        stale: "Contributions to segments that are discarded, or from before a reset",
+        ahead: "Contributions to a round too far ahead, or to a segment whose predecessor in the window is not complete",
+        helped: "Status queries of workers",
+        failed: "Failed or suspended jobs",
+        strangers: "Datagrams of an unknown session, from another address than the worker's, or without its key",
+        malformed: "Datagrams that are not of this protocol, or do not fit the job",
     }
 
     /// Frames of a DPDK interface.
     FrameCounters {
-        /// Received.
-        received,
-        /// Sent or forwarded.
-        sent,
-        /// Forwarded from one device of a switch to the other.
-        forwarded,
-        /// Received, neither for this interface nor forwarded.
-        others,
-        /// Received with the protocol's DSCP for this interface, but damaged, truncated, fragmented, or for an unknown UDP port.
-        broken,
-        /// Not sent, as the Ethernet address of the receiver is unknown.
-        unresolved,
-        /// Not sent, as the device's queue stayed full, or all packets were in use.
-        refused,
-        /// Dropped, as the handover queue of another core was full.
-        overrun,
+        received: "Frames received",
+        sent: "Frames sent or forwarded",
+        forwarded: "Frames forwarded from one device of a switch to the other",
+        others: "Frames received, neither for this interface nor forwarded",
+        broken: "Frames of gradients for this interface, but damaged, truncated, fragmented, or for an unknown UDP port",
+        unresolved: "Frames not sent, as the Ethernet address of the receiver is unknown",
+        refused: "Frames not sent, as the device's queue stayed full, or all packets were in use",
+        overrun: "Frames dropped, as the handover queue of another core was full",
     }
 }
 

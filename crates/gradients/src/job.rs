@@ -64,8 +64,6 @@ pub struct Job {
     /// Arrival of any member's last datagram.
     pub last_heard: Instant,
     pub parent: Option<ParentAggregator>,
-    /// Workers in a complete sum of this aggregator.
-    pub below: u32,
     /// Most segments in flight.
     pub window: u32,
     pub counters: AggregatorCounters,
@@ -105,7 +103,7 @@ pub struct JobStatus {
 
 impl Job {
     /// A job without members that begins with round `first`. A synchronous job has `window` segments in flight.
-    pub fn new(settings: &JoinJob, window: u32, first: u64, now: Instant) -> Self {
+    pub fn new(settings: &JoinJob, parent: Option<ParentAggregator>, window: u32, first: u64, now: Instant) -> Self {
         let (entries, depth) = settings.table_size(window);
         let threshold = settings.asynchronous.map_or(settings.workers, |a| a.threshold);
         let members = (0..settings.workers).map(|_| MemberState::NeverJoined);
@@ -113,8 +111,7 @@ impl Job {
             settings: settings.clone(),
             members: members.collect(),
             last_heard: now,
-            parent: None,
-            below: settings.world,
+            parent,
             window,
             counters: AggregatorCounters::default(),
             threshold: threshold.into(),
@@ -170,7 +167,7 @@ impl Job {
         let total: u64 = known.values().map(|&workers| u64::from(workers)).sum();
         // Each absent rack has at least one worker.
         let absent = self.members.len() - known.len();
-        let below = u64::from(self.below);
+        let below = u64::from(self.parent.as_ref().map_or(self.settings.world, |parent| parent.below));
         let fits = match absent {
             0 => total == below,
             _ => total + absent as u64 <= below,
