@@ -30,6 +30,8 @@
 //! contributions and `Help` by session and source address. The segment in the header of a control is its number, which the answer repeats:
 //! a late answer is not mistaken for the answer to the next control, nor a late `SetH` for a new one.
 
+use zerocopy::TryFromBytes;
+
 /// Version of this format.
 pub const VERSION: u8 = 1;
 /// Bytes of a header.
@@ -41,19 +43,15 @@ pub const MAX_SEGMENT_VALUES: usize = 360;
 /// Segment number that means all segments, in `FBcast`. Segments of a round have smaller numbers.
 pub const ALL_SEGMENTS: u32 = FIELD_MASK as u32;
 
-/// Numbers of a session's controls: 1 to this, and again.
-const CONTROLS: u32 = ALL_SEGMENTS - 1;
-
-/// Number of the control after `last`, 0 before the first.
+/// Number of the control after `last`, 0 before the first: 1 to [`ALL_SEGMENTS`], and again.
 pub fn next_control(last: u32) -> u32 {
-    last % CONTROLS + 1
+    last % ALL_SEGMENTS + 1
 }
 
 /// Whether a control was made after `last`, for at most half of all numbers.
 pub fn is_later_control(number: u32, last: u32) -> bool {
-    // Numbers of a peer may be 0 and `ALL_SEGMENTS`, too.
-    let ahead = (number + 2 * CONTROLS - last) % CONTROLS;
-    (1..CONTROLS / 2).contains(&ahead)
+    let ahead = number.wrapping_sub(last) & ALL_SEGMENTS;
+    (1..=ALL_SEGMENTS / 2).contains(&ahead)
 }
 
 const FIELD_BITS: u32 = 20;
@@ -64,70 +62,54 @@ pub type SessionKey = [u8; 16];
 /// Random number that proves receipt at the address that it was sent to.
 pub type Cookie = [u8; 8];
 
-/// Enums whose wire numbers count from 0 in the order of the variants.
-macro_rules! numbered {
-    ($($(#[$doc:meta])* pub enum $name:ident { $($(#[$variant_doc:meta])* $variant:ident,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[repr(u8)]
-        pub enum $name {
-            $($(#[$variant_doc])* $variant,)*
-        }
-
-        impl $name {
-            fn from_number(number: u8) -> Option<Self> {
-                [$($name::$variant,)*].get(usize::from(number)).copied()
-            }
-        }
-    )*};
+/// Kind of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
+pub enum PacketKind {
+    /// float32 values.
+    Float,
+    /// int32 values.
+    Fixed,
+    /// Block exponents.
+    Exponents,
+    /// The float32 sum of some workers.
+    Partial,
+    /// Path validation.
+    Join,
+    /// The worker leaves.
+    Leave,
+    /// Drop segments in flight.
+    Reset,
+    /// Set the threshold.
+    SetH,
+    /// Send a segment before it is complete.
+    FBcast,
+    /// Status query, or request to send a contribution again.
+    Help,
+    /// Suspend the job.
+    Halt,
+    /// Answer.
+    Ack,
 }
 
-numbered! {
-    /// Kind of a datagram.
-    pub enum PacketKind {
-        /// float32 values.
-        Float,
-        /// int32 values.
-        Fixed,
-        /// Block exponents.
-        Exponents,
-        /// The float32 sum of some workers.
-        Partial,
-        /// Path validation.
-        Join,
-        /// The worker leaves.
-        Leave,
-        /// Drop segments in flight.
-        Reset,
-        /// Set the threshold.
-        SetH,
-        /// Send a segment before it is complete.
-        FBcast,
-        /// Status query, or request to send a contribution again.
-        Help,
-        /// Suspend the job.
-        Halt,
-        /// Answer.
-        Ack,
-    }
-
-    /// Status in an answer of an aggregator.
-    pub enum Status {
-        /// The control was applied. The header has the next round.
-        Done,
-        /// The segment waits for the workers in `missing`.
-        Waiting,
-        /// The round failed: `missing` did not contribute in time.
-        Failed,
-        /// The segment's sum is no longer kept.
-        Gone,
-        /// The job is suspended.
-        Halted,
-        /// The job was reset. The header has the next round.
-        Reset,
-        /// The control was not applied, or another process has replaced the member.
-        Refused,
-    }
+/// Status in an answer of an aggregator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
+pub enum Status {
+    /// The control was applied. The header has the next round.
+    Done,
+    /// The segment waits for the workers in `missing`.
+    Waiting,
+    /// The round failed: `missing` did not contribute in time.
+    Failed,
+    /// The segment's sum is no longer kept.
+    Gone,
+    /// The job is suspended.
+    Halted,
+    /// The job was reset. The header has the next round.
+    Reset,
+    /// The control was not applied, or another process has replaced the member.
+    Refused,
 }
 
 /// Header of a datagram.
@@ -174,7 +156,7 @@ impl PacketHeader {
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let fields = low >> 40 | u64::from(u16::from_le_bytes(high)) << 24;
         let header = PacketHeader {
-            kind: PacketKind::from_number(head[0] & 15)?,
+            kind: PacketKind::try_read_from_bytes(&[head[0] & 15]).ok()?,
             session: (low >> 8) as u32,
             round: (fields & FIELD_MASK) as u32,
             segment: (fields >> FIELD_BITS) as u32,
@@ -235,8 +217,8 @@ impl Ack {
     pub fn decode(body: &[u8]) -> Option<Self> {
         let (head, text) = body.split_first_chunk::<{ Self::HEAD }>()?;
         Some(Ack {
-            status: Status::from_number(head[0])?,
-            about: PacketKind::from_number(head[1])?,
+            status: Status::try_read_from_bytes(&head[..1]).ok()?,
+            about: PacketKind::try_read_from_bytes(&head[1..2]).ok()?,
             missing: u64::from_le_bytes(head[2..].try_into().ok()?),
             text: String::from_utf8_lossy(text).into_owned(),
         })
