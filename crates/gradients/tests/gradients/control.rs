@@ -295,7 +295,7 @@ fn a_late_copy_of_a_threshold_does_not_undo_the_next() {
         (2 * quarter, 1, 1),
         (3 * quarter, 2, 2),
         (ALL_SEGMENTS, 1, 1),
-        (0, 2, 1),
+        (0, 2, 2),
     ] {
         let header = PacketHeader::new(PacketKind::SetH, ticket.session, 1, number).encode();
         inject(&mut network, 0, &[header.as_slice(), &ticket.key, &[threshold, 0]].concat());
