@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
@@ -21,10 +21,12 @@ from benchmarks.contest import measure, missing
 from benchmarks.data import data
 from benchmarks.delay import delay
 from benchmarks.fairness import fairness
+from benchmarks.gradients.evaluation import gradients
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
 from benchmarks.learning import learning
+from benchmarks.paper.evaluation import paper
 from benchmarks.rows import rows
 from benchmarks.scrape import scrape
 from benchmarks.service_times import service_times
@@ -37,8 +39,12 @@ from benchmarks.table import table, today
 from benchmarks.timers import profiler, timers
 
 
-def main() -> None:
-    """Runs one benchmark, or another command."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one benchmark, or another command.
+
+    Raises:
+        SystemExit: With the reason, if a flag is unusable or something cannot be measured.
+    """
     # SIGTERM raises SystemExit, so that every `finally` ends its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
@@ -52,10 +58,12 @@ def main() -> None:
         "data": data,
         "delay": delay,
         "fairness": fairness,
+        "gradients": gradients,
         "growth": growth,
         "hostile": hostile,
         "killed": killed,
         "learning": learning,
+        "paper": paper,
         "profiler": profiler,
         "rows": rows,
         "scrape": scrape,
@@ -68,7 +76,7 @@ def main() -> None:
         "table": table,
         "timers": timers,
     }
-    tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
+    tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, args=arguments)
 
 
 def everything() -> None:

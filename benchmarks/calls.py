@@ -23,11 +23,10 @@ import numpy as np
 import tyro
 
 import innet_drl as innet
-from benchmarks import report
+from benchmarks import report, services
+from benchmarks.paper.settings import SPINNING, NetworkStack
 from benchmarks.table import today
 from innet_drl._core import fstack_release
-from innet_drl.papers import services
-from innet_drl.papers.settings import SPINNING, NetworkStack
 
 SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
 """Calls in a round, by bytes of the single tensor."""

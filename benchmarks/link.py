@@ -52,7 +52,7 @@ class Link:
 
 def main(to: str, each_way_ms: str) -> None:
     """Relays until its input ends, and answers each line with the bytes so far."""
-    from innet_drl.papers.relay import Relay
+    from benchmarks.relay import Relay
 
     with Relay(to, delay=1e-3 * float(each_way_ms)) as relay:
         print(relay.address, flush=True)

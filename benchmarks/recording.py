@@ -35,7 +35,7 @@ def record() -> None:
     done = FOLDER / "frame.npy"
     if done.exists() and done.stat().st_mtime > ACTIONS.stat().st_mtime:
         return
-    from innet_drl.papers.scene import play
+    from benchmarks.paper.scene import play
 
     rows = play(np.load(ACTIONS)["actions"])
     # The last row ends every game, so that the recording can repeat.

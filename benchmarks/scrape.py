@@ -10,8 +10,8 @@ import numpy as np
 from serving import Server
 
 import innet_drl as innet
+from benchmarks.services import free_port
 from benchmarks.turns import clients, compare, turn
-from innet_drl.papers.services import free_port
 
 GOAL = 0.98
 SCRAPE_SECONDS = 10.0

@@ -19,7 +19,7 @@ from client_server import RATIO, run_actor
 from dqn_cartpole import BATCH_SIZE, TABLE, VIEW, Learner, evaluate, make_table
 
 import innet_drl as innet
-from innet_drl.papers.relay import Relay
+from benchmarks.relay import Relay
 
 ACTORS = 2
 # Publishing waits for the answer, so each version costs the learner a round trip.

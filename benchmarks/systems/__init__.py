@@ -13,7 +13,7 @@
 | `SWEEP[part]` | candidate settings of a part; the best are used |
 
 The module of a peer runs in the peer's environment: it imports only NumPy, the standard library, the peer and
-`benchmarks.recording`. Redis uses this project's environment and the client of `innet_drl.papers`.
+`benchmarks.recording`. Redis uses this project's environment and the client of `innet_drl.redis`.
 `benchmarks/tasks.py` measures all systems in the same way. A batch is a dict of `observation` and `next_observation`
 (uint8 [batch, 4, 84, 84]), `action`, `reward` and `discount`.
 """

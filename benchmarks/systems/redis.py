@@ -10,15 +10,15 @@ from typing import Any
 
 import hiredis
 import numpy as np
-import redis
 from numpy.typing import NDArray
 from redis._parsers import _RESP3Parser
 
+import redis
 from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
 from benchmarks.systems import Address, Service, free_port
-from innet_drl.papers import redis_client
-from innet_drl.papers.messages import layout_of, views
+from innet_drl.redis import client as redis_client
+from innet_drl.redis.messages import layout_of, views
 
 VERSION = f"Redis 7, redis-py {redis.__version__}, hiredis {hiredis.__version__}"
 SWEEP: dict[str, list[dict[str, Any]]] = {
@@ -82,7 +82,7 @@ def connect(
     hiredis_parses: bool = True,
     read_size: int = redis_client.READ_BYTES,
 ) -> Any:
-    """Makes a client, by default with the settings of the baseline of `innet-drl bench paper`.
+    """Makes a client, by default with the settings of the baseline of `python -m benchmarks paper`.
 
     Args:
         address: Address of the server.

@@ -1,4 +1,4 @@
-"""The command line: `innet-drl train | learner | actor | evaluate | record | report | analyze | bench`.
+"""The command line: `innet-drl train | learner | actor | evaluate | record | report | analyze`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; each package has a
 file `flags`. Other packages are imported when a command runs: a missing extra `train` has a clear error, and actors,
@@ -28,17 +28,9 @@ commands:
   report     write one HTML file with curves, results, settings and videos of runs
   analyze    analyze breakdown shows the time of actors and learners, analyze ratio measures how many actors, threads
              and environments this machine needs, analyze what-if predicts other machines
-  bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
-             sums of gradients
 
 innet-drl COMMAND --help lists the flags; innet-drl --version prints the release.
 The commands need the extra train: pip install 'innet-drl[train]'.
-"""
-
-BENCH_USAGE = """\
-usage: innet-drl bench {paper,gradients} [flags]
-
-innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
 ANALYZE_USAGE = """\
@@ -140,7 +132,7 @@ def train(arguments: Sequence[str]) -> None:
     out, config = flags.resume or flags.out, flags.config
     with logs_on_console():
         if flags.automatic:
-            from innet_drl.papers.sweep.automatic import with_recommendation
+            from innet_drl.analysis.sweep.automatic import with_recommendation
 
             config = with_recommendation(config, flags.automatic, flags.preset)
         local.train(
@@ -290,8 +282,8 @@ def analyze(arguments: Sequence[str]) -> None:
         return
     analyses = {
         "breakdown": ("analysis", "BreakdownFlags"),
-        "ratio": ("papers.sweep", "RatioFlags"),
-        "what-if": ("papers.sweep", "WhatIfFlags"),
+        "ratio": ("analysis.sweep", "RatioFlags"),
+        "what-if": ("analysis.sweep", "WhatIfFlags"),
     }
     if what not in analyses:
         raise ConfigurationError("innet-drl analyze has breakdown, ratio and what-if: innet-drl analyze ratio --help")
@@ -303,26 +295,6 @@ def analyze(arguments: Sequence[str]) -> None:
     importlib.import_module(f"innet_drl.{package}.{what.replace('-', '_')}").run(parsed)
 
 
-def bench(arguments: Sequence[str]) -> None:
-    """`innet-drl bench`."""
-    from innet_drl.train.errors import ConfigurationError
-
-    what = arguments[0] if arguments else None
-    if what in ("-h", "--help"):
-        print(BENCH_USAGE, end="")
-        return
-    if what not in ("paper", "gradients"):
-        raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
-    from innet_drl.launch.processes import start_fork_server
-    from innet_drl.papers.flags import GradientsFlags, PaperFlags
-    from innet_drl.train.flags import parse
-
-    flags = parse(PaperFlags if what == "paper" else GradientsFlags, f"bench {what}", arguments[1:])
-    # The fork server imports torch in parallel with this process's import in the next line.
-    start_fork_server()
-    importlib.import_module(f"innet_drl.papers.{what}").run(flags)
-
-
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "learner": learner,
@@ -331,7 +303,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
     "report": report,
     "analyze": analyze,
-    "bench": bench,
 }
 
 if __name__ == "__main__":

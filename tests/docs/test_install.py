@@ -148,7 +148,7 @@ def test_the_release_has_one_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["innet-drl --help", "innet-drl bench --help", "innet-replay --help", "innet-replay serve --help"]
+    "command", ["innet-drl --help", "innet-drl analyze --help", "innet-replay --help", "innet-replay serve --help"]
 )
 def test_help_needs_no_extra(installed: Path, command: str) -> None:
     name, *arguments = command.split()
@@ -165,8 +165,8 @@ def test_help_needs_no_extra(installed: Path, command: str) -> None:
         "evaluate runs/x",
         "record runs/x",
         "report runs/x",
-        "bench paper",
-        "bench gradients --help",
+        "analyze ratio",
+        "analyze what-if --help",
     ],
 )
 def test_a_command_without_its_extra_is_one_line(installed: Path, command: str) -> None:

@@ -23,8 +23,8 @@ ALLOWED = {
     "tianshou": {"client", "tianshou"},
     "train": {"client", "datasets", "train"},
     "launch": {"client", "train", "launch"},
-    "analysis": {"client", "train", "analysis"},
-    "papers": {"client", "train", "launch", "analysis", "papers"},
+    "analysis": {"client", "train", "launch", "analysis"},
+    "redis": {"client", "train", "redis"},
     "distributed": {"client", "distributed"},
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""
@@ -129,10 +129,10 @@ def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
     """`MemorySettings`, of `Config` the fields that it checks, and neither the actor nor the session."""
     reached = {
         name: re.findall(r"\bconfig\.\w+\(|settings\.config|train\.actor|train\.trainer", text)
-        for name in ("messages.py", "redis_memory.py", "redis_store.py")
-        for text in [(PACKAGE / "papers" / name).read_text()]
+        for name in ("messages.py", "memory.py", "store.py")
+        for text in [(PACKAGE / "redis" / name).read_text()]
     }
-    assert reached == {"messages.py": [], "redis_memory.py": [], "redis_store.py": []}
+    assert reached == {"messages.py": [], "memory.py": [], "store.py": []}
 
 
 def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from innet_drl.papers.redis_client import start_server
+from innet_drl.redis.client import start_server
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import torch
 from training import small
 
 from innet_drl.analysis.report import write_report
-from innet_drl.papers.sweep.machine import this_machine
-from innet_drl.papers.sweep.sweep_file import Sweep
+from innet_drl.analysis.sweep.machine import this_machine
+from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train import environments, video
 from innet_drl.train.checkpoints import save_checkpoint
 from innet_drl.train.errors import RunFolderError

@@ -223,7 +223,15 @@ def test_a_network_is_made_for_the_learner_and_the_actor(tmp_path: Path, serial:
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "--version", "train --help", "evaluate --help", "record --help", "bench --help", "bench paper --help"],
+    [
+        "--help",
+        "--version",
+        "train --help",
+        "evaluate --help",
+        "record --help",
+        "analyze --help",
+        "analyze ratio --help",
+    ],
 )
 def test_output_without_a_reader_ends_quietly(command: str) -> None:
     """As in `innet-drl train --help | head -1`, after the first line."""

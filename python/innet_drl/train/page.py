@@ -33,7 +33,7 @@ SMALLEST_PAGE = (80, 22)
 NAMES_WIDTH = 16
 ACTOR_WIDTH = 9
 """Columns of a terminal for the names of an actor's numbers, and for each actor."""
-TRAINING_LOGGERS = ("innet_drl.papers", "innet_drl.launch", "innet_drl.train")
+TRAINING_LOGGERS = ("innet_drl.analysis", "innet_drl.launch", "innet_drl.train")
 """Loggers shown from level INFO on. The core, which logs to `innet_drl`, is shown from WARNING on."""
 MOST_SHARES = 6
 """Number of the largest shares of time shown."""

@@ -1,0 +1,161 @@
+"""The processes of one case: actors and the learner, each with a clock.
+
+A process sends "ready", waits for the start, and sends the laps of its clock. Computation is simulated by sleeping
+(`Case.actor_ms`, `Case.update_ms`): the paper has separate machines, whereas all processes here share the cores.
+
+The delay of an emulated link is the one-way delay between actors and learner. A server in the middle has half of it to
+both sides; an edge server is beside the actors, and the learner is at the other end of the link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.crew import Crew
+from benchmarks.paper import scene, systems
+from benchmarks.paper.settings import BATCH, Case, parameters
+from benchmarks.paper.systems import Clock
+from benchmarks.relay import Relay
+
+Laps = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Laps of all clocks of one case."""
+
+    actors: list[Laps]
+    learner: Laps
+    bytes_per_s: dict[str, float]
+    """Bytes per second over the emulated link in both directions, by role; empty without a link."""
+
+
+@dataclass(frozen=True)
+class RoleLinks:
+    """The addresses of one server for its actors and its learner."""
+
+    actors: str
+    learner: str
+    relays: dict[str, Relay]
+    """Relay by role; empty without an emulated link."""
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes carried so far in both directions, by role."""
+        return {role: sum(relay.bytes) for role, relay in self.relays.items()}
+
+
+@contextlib.contextmanager
+def emulate(case: Case, address: str) -> Iterator[RoleLinks]:
+    """Puts relays with the case's delay and rate between its processes and the server at `address`."""
+    if case.delay_ms is None:
+        yield RoleLinks(address, address, {})
+        return
+    at = urlsplit(address)
+    assert at.hostname is not None
+    assert at.port is not None
+    to = f"{socket.gethostbyname(at.hostname)}:{at.port}"
+    rate = case.link_mbit * 1e6 / 8 or None
+    delay = 1e-3 * case.delay_ms
+    with contextlib.ExitStack() as running:
+
+        def relay(share: float) -> Relay:
+            # Actors beside an edge server have no rate limit.
+            return running.enter_context(Relay(to, delay=share * delay, rate=rate if share else None))
+
+        edge = case.system == "edge"
+        relays = {"actors": relay(0.0 if edge else 0.5), "learner": relay(1.0 if edge else 0.5)}
+        urls = {role: at._replace(netloc=relay.address).geturl() for role, relay in relays.items()}
+        yield RoleLinks(urls["actors"], urls["learner"], relays)
+
+
+def measure(case: Case, address: str) -> Measured:
+    """Runs actors and learner against a server, over the case's emulated link if it has one.
+
+    Raises:
+        SystemExit: A process failed.
+    """
+    with emulate(case, address) as links, Crew() as crew:
+        # The learner starts first, as it creates the table.
+        learner = crew.start(_learn, case, links.learner)
+        crew.receive(learner)
+        actors = [crew.start(_act, case, links.actors, index) for index in range(case.actors)]
+        for each in actors:
+            crew.receive(each)
+        learner.send("the replay is full")
+        crew.receive(learner)
+        before, began = links.bytes(), time.perf_counter()
+        for each in (learner, *actors):
+            each.send("begin")
+        laps = [crew.receive(each, case.seconds) for each in actors]
+        of_learner = crew.receive(learner, case.seconds)
+        seconds = time.perf_counter() - began
+        carried = {role: (count - before[role]) / seconds for role, count in links.bytes().items()}
+        return Measured(laps, of_learner, carried)
+
+
+def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
+    with systems.open_actor(case, address, index, scene.load(case.scene)) as actor:
+        for number in range(case.warm_up):
+            actor.push(number)
+        actor.pull()
+        pipe.send("ready")
+        pipe.recv()
+        # Starts are spread over a period, like the pushes of long-running actors.
+        time.sleep(1e-3 * case.actor_ms * index / case.actors)
+        clock, end, number = Clock(), time.perf_counter() + case.seconds, case.warm_up
+        while time.perf_counter() < end:
+            if number % case.parameters_every == 0:
+                actor.pull()
+            clock.lap("pull")
+            time.sleep(1e-3 * case.actor_ms)
+            clock.lap("compute")
+            actor.push(number)
+            clock.lap("push")
+            number += 1
+        pipe.send(clock.laps)
+        pipe.recv()
+
+
+def _learn(pipe: Connection, case: Case, address: str) -> None:
+    tensors = parameters()
+    random = np.random.default_rng(0)
+    with systems.open_learner(case, address) as learner:
+        learner.publish(tensors)
+        pipe.send("ready")
+        _receive_until_message(pipe, learner)
+        for _ in range(3):
+            learner.sample(Clock())
+        pipe.send("ready")
+        pipe.recv()
+        clock, parts, end, updates = Clock(), Clock(), time.perf_counter() + case.seconds, 0
+        while time.perf_counter() < end:
+            parts.lap("other")
+            batch = learner.sample(parts)
+            clock.lap("sample")
+            time.sleep(1e-3 * case.update_ms)
+            clock.lap("train")
+            learner.update(batch["ids"], random.random(BATCH))
+            clock.lap("priorities")
+            updates += 1
+            if updates % case.parameters_every == 0:
+                learner.publish(tensors)
+            clock.lap("set")
+            del batch
+        del parts.laps["other"]
+        pipe.send(clock.laps | {f"sample: {name}": laps for name, laps in parts.laps.items()})
+        _receive_until_message(pipe, learner)
+
+
+def _receive_until_message(pipe: Connection, learner: systems.LearnerClient) -> None:
+    """Receives experience until a message arrives; otherwise actors would wait for the learner."""
+    while not pipe.poll(0.01):
+        learner.receive(Clock())
+    pipe.recv()

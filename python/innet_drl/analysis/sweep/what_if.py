@@ -1,0 +1,74 @@
+"""`innet-drl analyze what-if`: rates and bottleneck of another machine, by the model of a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from typing import Any
+
+from innet_drl.analysis.sweep import tables
+from innet_drl.analysis.sweep.flags import WhatIfFlags
+from innet_drl.analysis.sweep.knee import recommended
+from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
+from innet_drl.analysis.sweep.sweep_file import Sweep
+from innet_drl.train.errors import ConfigurationError, writing
+
+
+def run(flags: WhatIfFlags) -> None:
+    """Predicts, prints and writes.
+
+    Raises:
+        ConfigurationError: An unusable flag, or a file that is no sweep or has too few points.
+    """
+    sweep = Sweep.load(flags.sweep)
+    prediction = predict(sweep, flags)
+    print(tables.prediction(prediction, sweep))
+    if flags.json is not None:
+        with writing(str(flags.json), "choose another file with --json"):
+            flags.json.write_text(json.dumps(prediction, indent=1) + "\n")
+
+
+def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
+    """Returns the prediction for the flags' machine beside the one for the measured machine, as plain JSON values."""
+    for flag, count in (("--cores", flags.cores), ("--actors", flags.actors), ("--environments", flags.environments)):
+        if count is not None and count < 1:
+            raise ConfigurationError(f"{flag} {count}: it must be at least 1")
+    if not flags.gpu_speed > 0:
+        raise ConfigurationError(f"--gpu-speed {flags.gpu_speed:g}: it must be above 0")
+    if sweep.gpus == 0 and (flags.gpus or flags.gpu_speed != 1.0):
+        raise ConfigurationError(
+            f"{flags.sweep} was measured without a GPU, and how much faster one updates is unknown: leave --gpus and "
+            "--gpu-speed away, or sweep on a machine with a GPU"
+        )
+    if sweep.gpus and flags.gpus is not None and flags.gpus < 1:
+        raise ConfigurationError(
+            f"--gpus {flags.gpus}: {flags.sweep} has no update on a CPU: sweep with --settings device=cpu for that"
+        )
+    if sweep.gpus and flags.gpu_speed != 1.0 and any(point.gpu is None for point in sweep.points):
+        reason = sweep.missing.get("NVML", "no reason is known")
+        raise ConfigurationError(
+            f"--gpu-speed {flags.gpu_speed:g}: {flags.sweep} has no utilization of the GPU ({reason}): sweep with NVML"
+        )
+    model = fit(sweep.points, sweep.config, sweep.gpus)
+    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
+    best = recommended(sweep.points)
+    here = Setting(best.actors, sweep.machine.threads, best.environments, sweep.gpus)
+    asked = Setting(
+        flags.actors or best.actors,
+        flags.cores or here.threads,
+        flags.environments or best.environments,
+        sweep.gpus if flags.gpus is None else flags.gpus,
+        flags.gpu_speed,
+    )
+    settings = {
+        "measured machine": model.fewest_actors(here),
+        "asked machine": asked if flags.actors else model.fewest_actors(asked),
+    }
+    return {
+        name: dataclasses.asdict(setting) | dataclasses.asdict(model.predict(setting))
+        for name, setting in settings.items()
+    } | {
+        "left_out_error_median": statistics.median(errors) if errors else None,
+        "measured_threads": sorted({point.threads for point in sweep.points}),
+    }

@@ -1,0 +1,175 @@
+"""`python -m benchmarks gradients`: every system for a moment; a wrong sum would be an error."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from benchmarks.__main__ import main
+from benchmarks.crew import Crew
+from benchmarks.gradients import parameter_server
+from benchmarks.gradients.links import links
+from benchmarks.gradients.losses import lose
+from benchmarks.gradients.parameter_server import ParameterWorker
+from innet_drl.train.errors import ConfigurationError, Message
+
+pytestmark = pytest.mark.slow
+
+SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
+
+
+@pytest.mark.timeout(300)
+def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--workers", "2", "--sizes", "4000,100000", "--rounds", "1", "--seconds", "0.05", "--loss", "0.01"]
+    flags += ["--training-workers", "2", "--training-seconds", "0.2", "--training-goal", "12"]
+    main(["gradients", *flags, "--json", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    trainings = [row for row in rows if "what" in row]
+    assert [row["system"] for row in trainings] == SYSTEMS
+    for row in trainings:
+        assert row["bytes"] > 3_000_000
+        assert 0 < row["communication"] < 1
+        assert row["updates_per_s"] > 0
+        assert (row["seconds_to_goal"] is None) == (row["score"] < 12)
+    capacities = [row for row in rows if "transport" in row]
+    assert [(row["transport"], row["bytes"]) for row in capacities] == [("kernel UDP", 4000), ("kernel UDP", 100_000)]
+    for row in capacities:
+        # Every contribution is answered by a sum.
+        assert row["sent_per_s"] == pytest.approx(row["received_per_s"], rel=0.05)
+        assert row["packets_per_s"] == pytest.approx(row["received_per_s"] + row["sent_per_s"], abs=2)
+    rows = [row for row in rows if "what" not in row and "transport" not in row]
+    for size in (4000, 100_000):
+        told = {(row["system"], row["path"], row["loss"]) for row in rows if row["bytes"] == size}
+        straight = {(system, "loopback", 0.0) for system in SYSTEMS}
+        assert told == straight | {("innet", "loopback, one by one", loss) for loss in (0.0, 0.01)}
+    for row in rows:
+        assert row["workers"] == 2
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert row["count"] >= 8
+        assert row["cpu_ms"] > 0
+        assert row["cpu_ns_per_byte"] == pytest.approx(row["cpu_ms"] * 1e6 / (2 * row["bytes"]), rel=0.01)
+    assert "innet, one by one, 1.0% lost" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(300)
+def test_links_have_a_rate(tmp_path: Path) -> None:
+    try:
+        with links(1, 100):
+            pass
+    except SystemExit as error:
+        pytest.skip(str(error))
+    out = tmp_path / "out.json"
+    flags = ["--workers", "2", "--sizes", "400000", "--rounds", "1", "--seconds", "0.1", "--loss", ""]
+    systems = ["innet", "gloo", "parameter-server"]
+    flags += ["--systems", ",".join(systems), "--training-workers", "0", "--link-mbit", "100", "--json", str(out)]
+    main(["gradients", *flags])
+    rows = {row["system"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == systems
+    one_way = 400_000 * 8 / 100e6 * 1e3
+    for row in rows.values():
+        assert row["path"] == "100 Mbit/s"
+        # No vector passes a link faster than that.
+        assert row["p50_ms"] > one_way
+    # Its own link carries both workers' vectors in, and both sums out.
+    assert rows["parameter-server"]["p50_ms"] > 2 * one_way
+    assert not [name for name in os.listdir("/run/netns") if name.startswith(f"innet-{os.getpid()}")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--workers", "0"], "--workers 0"),
+        (["--sizes", "big"], "--sizes big"),
+        (["--systems", "mpi"], "'mpi' is none of innet"),
+        (["--loss", "much"], "--loss much"),
+        (["--loss", "1.5"], "--loss 1.5"),
+        (["--link-mbit", "100", "--systems", "innet-memif"], "leave out innet-memif"),
+    ],
+)
+def test_flags_that_cannot_be_used(flags: list[str], told: str) -> None:
+    with pytest.raises(SystemExit, match=told):
+        main(["gradients", *flags])
+
+
+@contextmanager
+def summing(workers: int, max_bytes: int) -> Iterator[tuple[Connection, str]]:
+    """A parameter server, in a process whose pipe brings its failure, and its address."""
+    with Crew() as crew:
+        pipe = crew.start(parameter_server.serve, workers, max_bytes, "127.0.0.1")
+        yield pipe, crew.receive(pipe)[0]
+
+
+def fail(pipe: Connection, error: Exception) -> None:
+    """A role that fails."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConfigurationError(Message("{actors} 0: too few")), "actors 0: too few"),
+        (innet.errors.DeadlineError("nobody writes"), "nobody writes"),
+        (ZeroDivisionError("of nothing"), r"ZeroDivisionError: of nothing\nTraceback"),
+    ],
+)
+def test_the_failure_of_a_process_ends_the_measurement(error: Exception, told: str) -> None:
+    with Crew() as crew, pytest.raises(SystemExit, match=told) as raised:
+        crew.receive(crew.start(fail, error))
+    assert "ProcessFailure" not in str(raised.value)
+
+
+def test_all_workers_get_the_sum_of_vectors_of_any_size() -> None:
+    with summing(3, 1 << 20) as (_, address), ThreadPoolExecutor(3) as pool:
+
+        def work(number: int) -> None:
+            with closing(ParameterWorker(address)) as worker:
+                for length in (1, 7, 100_003, 0, 50):
+                    values = np.arange(length, dtype=np.float32) * (number + 1)
+                    worker.sum(values)
+                    assert (values == 6 * np.arange(length, dtype=np.float32)).all()
+
+        list(pool.map(work, range(3)))
+
+
+@pytest.mark.parametrize("lengths", [(3, 4), (26, 26)])
+def test_vectors_that_cannot_be_summed_end_the_parameter_server(lengths: tuple[int, int]) -> None:
+    with summing(2, 100) as (_, address), ThreadPoolExecutor(2) as pool:
+
+        def work(length: int) -> None:
+            with closing(ParameterWorker(address)) as worker, pytest.raises((EOFError, ConnectionResetError)):
+                worker.sum(np.ones(length, np.float32))
+
+        list(pool.map(work, lengths))
+
+
+def test_a_share_of_datagrams_is_lost() -> None:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as end:
+        end.bind(("127.0.0.1", 0))
+        end.setblocking(False)
+
+        def arrived() -> int:
+            """How many of a thousand datagrams arrive."""
+            count = 0
+            for _ in range(1000):
+                end.sendto(b"x", end.getsockname())
+                with suppress(BlockingIOError):
+                    count += len(end.recv(10))
+            return count
+
+        assert arrived() == 1000
+        lose(0.3)
+        assert 600 < arrived() < 800
+        lose(0.0)
+        assert arrived() == 1000
+        lose(0.3)
+        lose(None)
+        assert arrived() == 1000
