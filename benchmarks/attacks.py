@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,8 +72,8 @@ class Attacker:
         return chosen.__name__
 
     @contextmanager
-    def _client(self) -> Iterator[WireClient]:
-        with WireClient(self._address, self._token) as client:
+    def _client(self, table: str = "hostile") -> Iterator[WireClient]:
+        with WireClient(self._address, self._token, table=table) as client:
             client.socket.settimeout(ATTACK_S)
             yield client
 
@@ -170,7 +170,7 @@ class Attacker:
                 client = stack.enter_context(self._client())
                 for _ in range(64):
                     client.send(getParameters=SCHEMA.GetParameters.new_message(name="hostile"))
-                    client.send(sample=SCHEMA.Sample.new_message(table="hostile", count=65_536))
+                    client.send(sample=SCHEMA.Sample.new_message(count=65_536))
                     client.send(stats=None)
             time.sleep(ATTACK_S)
 
@@ -179,7 +179,7 @@ class Attacker:
         self._crowd = [client for client in self._crowd if self._ask_large(client)]
         missing = CROWD - len(self._crowd)
         for _ in range(missing):
-            client = WireClient(self._address, self._token)
+            client = WireClient(self._address, self._token, table="hostile")
             client.socket.settimeout(0.1)
             self._crowd.append(client)
             self._ask_large(client)
@@ -190,7 +190,7 @@ class Attacker:
         try:
             for _ in range(4):
                 client.send(deadline_ms=2**32 - 1, getParameters=SCHEMA.GetParameters.new_message(name="hostile"))
-                sample = SCHEMA.Sample.new_message(table="hostile", count=65_536)
+                sample = SCHEMA.Sample.new_message(count=65_536)
                 client.send(deadline_ms=2**32 - 1, sample=sample)
         except TimeoutError:
             # The server stops reading a connection with too many pending requests.
@@ -200,8 +200,8 @@ class Attacker:
             return False
         return True
 
-    def _open(self, client: WireClient, table: str, writer: int, streams: int = 1, before: int = 0) -> int:
-        opened = {"table": table, "writer": writer, "name": "hostile", "streams": streams, "windowBefore": before}
+    def _open(self, client: WireClient, writer: int, streams: int = 1, before: int = 0) -> int:
+        opened = {"writer": writer, "name": "hostile", "streams": streams, "windowBefore": before}
         return int(client.call(openWriter=SCHEMA.OpenWriter.new_message(**opened))[0].writer.epoch)
 
     def wide_writer(self) -> None:
@@ -209,24 +209,24 @@ class Attacker:
         for table in self._tables:
             if table == "blocked":
                 continue
-            with suppress(ServerError), self._client() as client:
-                self._open(client, table, self._random.getrandbits(64), self._random.choice((32_768, 65_536)))
+            with suppress(ServerError), self._client(table) as client:
+                self._open(client, self._random.getrandbits(64), self._random.choice((32_768, 65_536)))
 
     def many_links(self) -> None:
         """Pushes and samples windows over thousands of one-row chunks, too many at a time and few at a time."""
         rows, writer = 16_000, self._random.getrandbits(64)
         with self._client() as client:
-            epoch = self._open(client, "hostile", writer, before=rows - 1)
+            epoch = self._open(client, writer, before=rows - 1)
             chunks = [{"stream": 0, "rows": 1, "firstStep": step, "bytes": 9} for step in range(rows)]
             item = {"anchor": rows - 1, "stream": 0, "before": rows - 1, "after": 0, "priority": 1e30}
             # The server refuses the first push and stores the second.
             for items in (70_000, 60):
-                push = {"table": "hostile", "writer": writer, "epoch": epoch, "sequence": 1, "chunks": chunks}
+                push = {"writer": writer, "epoch": epoch, "sequence": 1, "chunks": chunks}
                 message = SCHEMA.Push.new_message(**push, items=[item] * items)
                 with suppress(ServerError):
                     client.call(struct.pack("<Bq", FIRST, -1) * rows, push=message)
             for count in (65_536, 100) * 8:
-                client.send(sample=SCHEMA.Sample.new_message(table="hostile", count=count, before=rows - 1))
+                client.send(sample=SCHEMA.Sample.new_message(count=count, before=rows - 1))
             for _ in range(16):
                 client.receive()
 
@@ -234,17 +234,18 @@ class Attacker:
         """Pushes and samples with the longest deadline on a table whose rate limiter blocks them."""
         with ExitStack() as stack:
             for _ in range(16):
-                client, writer = stack.enter_context(self._client()), self._random.getrandbits(64)
-                epoch = self._open(client, "blocked", writer)
+                client = stack.enter_context(self._client("blocked"))
+                writer = self._random.getrandbits(64)
+                epoch = self._open(client, writer)
                 for step in range(64):
                     item = [{"anchor": step, "stream": 0, "before": 0, "after": 0}]
                     chunk = [{"stream": 0, "rows": 1, "firstStep": step, "bytes": 9}]
-                    push = {"table": "blocked", "writer": writer, "epoch": epoch, "sequence": step + 1}
+                    push = {"writer": writer, "epoch": epoch, "sequence": step + 1}
                     message = SCHEMA.Push.new_message(**push, chunks=chunk, items=item)
                     client.send(struct.pack("<Bq", 0, -1), deadline_ms=2**32 - 1, push=message)
-                waiting = stack.enter_context(self._client())
+                waiting = stack.enter_context(self._client("blocked"))
                 for _ in range(64):
-                    sample = SCHEMA.Sample.new_message(table="blocked", count=1)
+                    sample = SCHEMA.Sample.new_message(count=1)
                     waiting.send(deadline_ms=2**32 - 1, sample=sample)
             time.sleep(ATTACK_S)
 
@@ -296,10 +297,8 @@ def attack(address: Address, token: str, tables: list[str], until: float, seed: 
                 counts["crowd"] += attacker.crowd()
             time.sleep(ATTACK_S)
 
-    threads = [threading.Thread(target=attacking, args=(number,)) for number in range(THREADS)]
-    threads.append(threading.Thread(target=crowding))
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        attackers = [pool.submit(crowding), *(pool.submit(attacking, number) for number in range(THREADS))]
+    for each in attackers:
+        each.result()
     result.send(dict(counts))

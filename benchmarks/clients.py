@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.crew import Crew
 from benchmarks.systems import Address
 
 PUSH = 50
 """Transitions of one push."""
+SECONDS = 600.0
+"""Longest command."""
 
 
 class Clients:
@@ -22,19 +24,13 @@ class Clients:
     def __init__(
         self, system: str, address: Address, processes: int, connections: int, settings: dict[str, Any]
     ) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._children = []
-        for index in range(processes):
-            here, there = spawn.Pipe()
-            arguments = (there, system, address, connections, index, processes, settings)
-            child = spawn.Process(target=_serve, args=arguments, daemon=True)
-            child.start()
-            there.close()
-            self._pipes.append(here)
-            self._children.append(child)
+        self._crew = Crew()
+        self._pipes = [
+            self._crew.start(_serve, system, address, connections, index, processes, settings)
+            for index in range(processes)
+        ]
         for pipe in self._pipes:
-            assert pipe.recv() == "ready"
+            self._crew.receive(pipe)
 
     def push(self, count: int) -> int:
         """Pushes `count` transitions from each writer; returns the total that the server has acknowledged."""
@@ -54,17 +50,14 @@ class Clients:
 
     def close(self) -> None:
         """Ends the processes."""
-        for pipe in self._pipes:
-            pipe.send(("close", ()))
-        for child in self._children:
-            child.join()
+        self._crew.__exit__()
 
     def _all(self, what: str, *arguments: Any) -> list[dict[str, Any]]:
         # A common start time in the near future.
         begin = time.monotonic() + 0.05
         for pipe in self._pipes:
-            pipe.send((what, (begin, *arguments)))
-        return [pipe.recv() for pipe in self._pipes]
+            pipe.send((what, begin, *arguments))
+        return [self._crew.receive(pipe, SECONDS) for pipe in self._pipes]
 
     @staticmethod
     def _sum(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,23 +66,20 @@ class Clients:
 
 
 def _serve(
-    pipe: Connection,
     system: str,
     address: Address,
     connections: int,
     index: int,
     processes: int,
     settings: dict[str, Any],
+    pipe: Connection,
 ) -> None:
     """Main function of a client process: executes the commands of the pipe."""
     make = importlib.import_module(system).Writer
     writers = [make(address, **settings) for _ in range(connections)]
     pipe.send("ready")
     while True:
-        what, arguments = pipe.recv()
-        if what == "close":
-            break
-        begin, *arguments = arguments
+        what, begin, *arguments = pipe.recv()
         time.sleep(max(0.0, begin - time.monotonic()))
         cpu = time.process_time()
         if what == "push":
@@ -99,8 +89,6 @@ def _serve(
         else:
             result = _offer(writers, begin, index, processes, *arguments)
         pipe.send(result | {"client_cpu_s": time.process_time() - cpu})
-    for writer in writers:
-        writer.close()
 
 
 def _push(writers: list[Any], count: int) -> dict[str, Any]:

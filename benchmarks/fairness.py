@@ -15,7 +15,7 @@ from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
-from benchmarks.hostile import Process
+from benchmarks.crew import Crew
 
 WRITERS = 8
 BATCH = 64
@@ -69,9 +69,9 @@ def _at_work(transport: str) -> Iterator[innet.Replay]:
             server = stack.enter_context(Server(address.format(folder=folder), "--log-level=error", *flags))
             memory = innet.connect(server.address, tables=[TABLE])
             learner = innet.connect(server.address)
-            for each in [Process(write, server.address, number) for number in range(WRITERS)]:
-                each.result()
-                stack.callback(each.end)
+            crew = stack.enter_context(Crew())
+            for pipe in [crew.start(write, server.address, number) for number in range(WRITERS)]:
+                crew.receive(pipe)
         threads.append(threading.Thread(target=_learn, args=(learner,)))
         for thread in threads:
             thread.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ from serving import Server
 
 import innet_drl as innet
 from benchmarks import attacks, processes, report
+from benchmarks.crew import Crew
 
 ACTORS = 8
 PUSH = 50
@@ -123,30 +123,6 @@ def audit(address: str, pipe: Connection) -> None:
     pipe.send(np.concatenate(tags))
 
 
-class Process:
-    """A process, and a pipe to it."""
-
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self._process = context.Process(target=target, args=(*arguments, other), daemon=True)
-        self._process.start()
-        other.close()
-
-    def result(self) -> Any:
-        """Receives the next message.
-
-        Raises:
-            EOFError: The process failed; its traceback is on standard error.
-        """
-        return self.pipe.recv()
-
-    def end(self) -> None:
-        """Kills the process."""
-        self._process.kill()
-        self._process.join()
-
-
 def of(times: Times, begin: float, end: float) -> Times:
     """Durations of the calls that began between `begin` and `end`."""
     durations: Times = times[(begin <= times[:, 0]) & (times[:, 0] < end), 1]
@@ -165,37 +141,36 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 0.0, batches_per_s: floa
     third = minutes * 20
     limits = [f"--max-frame-bytes={FRAME_BYTES}", f"--max-bytes={MAX_BYTES}", f"--reply-bytes={REPLY_BYTES}"]
     tokens = [f"--{role}-token={token}".replace("operator-", "") for role, token in TOKENS.items()]
-    with Server("innet://127.0.0.1:0", "--log-level=error", *limits, *tokens) as server:
+    with Server("innet://127.0.0.1:0", "--log-level=error", *limits, *tokens) as server, Crew() as crew:
         host, port = server.address.removeprefix("innet://").split(":")
         operator = innet.connect(server.address, token=TOKENS["operator"], tables=HONEST + HOSTILE)
         operator.put_parameters("hostile", {"x": np.zeros(PARAMETERS_BYTES, np.uint8)})
-        actors = [Process(act, server.address, actor, steps_per_s) for actor in range(ACTORS)]
-        learner, auditor = Process(learn, server.address, batches_per_s), Process(audit, server.address)
+        actors = [crew.start(act, server.address, actor, steps_per_s) for actor in range(ACTORS)]
+        learner, auditor = crew.start(learn, server.address, batches_per_s), crew.start(audit, server.address)
         for each in (*actors, learner):
-            each.result()
+            crew.receive(each)
         begin = time.monotonic()
         ends = [begin + third, begin + 2 * third, begin + 3 * third]
         for each in (*actors, learner):
-            each.pipe.send(ends[-1])
+            each.send(ends[-1])
         parts: list[dict[str, Any]] = []
         for role, end in zip((None, "actor", "operator"), ends, strict=True):
-            attacked = None
+            attacker = None
             if role is not None:
                 # Actors may write into every table.
                 # Operators may drop every table, so a hostile operator attacks no table of the honest clients.
                 tables = ["hostile", "blocked"] + (["replay", "queue"] if role == "actor" else [])
-                attacker = Process(
+                attacker = crew.start(
                     attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed
                 )
-                attacked = attacker.result
             time.sleep(max(0.0, end - time.monotonic()))
-            parts.append({"attacked": attacked, "peak": processes.peak_bytes(server.pid)})
-        attacked_how = [part["attacked"] and part["attacked"]() for part in parts]
-        acted = [each.result() for each in actors]
-        samples, _ = learner.result()
+            parts.append({"attacker": attacker, "peak": processes.peak_bytes(server.pid)})
+        attacked_how = [part["attacker"] and crew.receive(part["attacker"]) for part in parts]
+        acted = [crew.receive(each) for each in actors]
+        samples, _ = crew.receive(learner)
         written = sum(steps for _, steps in acted)
-        auditor.pipe.send(written)
-        tags, counts = np.unique(auditor.result(), return_counts=True)
+        auditor.send(written)
+        tags, counts = np.unique(crew.receive(auditor), return_counts=True)
         stats = operator.stats()["server"]
         operator.close()
     pushes = np.concatenate([times for times, _ in acted])

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import numpy as np
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.crew import Crew
 
 VIEW = innet.Window(0, 0)
 ROW_BYTES = 4096
@@ -52,7 +52,6 @@ def push(address: str, steps: int, pipe: Connection) -> None:
 
 def sample(address: str, pipe: Connection) -> None:
     """Samples and updates until its process ends."""
-    pipe.recv()
     with innet.connect(address) as memory:
         pipe.send(None)
         pipe.recv()
@@ -66,31 +65,17 @@ def clients(address: str, steps: int) -> Iterator[None]:
     """Runs a process that pushes steps of 4 KiB into a full table, and one that samples 64, in the context.
 
     Raises:
-        EOFError, ConnectionError: A process has ended by itself.
+        SystemExit: A process has failed or ended by itself.
     """
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        pipes: list[Connection] = []
-        processes = []
-        for target, arguments in ((push, (address, steps)), (sample, (address,))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=target, args=(*arguments, theirs))
-            process.start()
-            processes.append(process)
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            # With this copy open, `recv` would wait forever for a process that has died.
-            theirs.close()
-            pipes.append(ours)
-        pushing, sampling = pipes
-        pushing.recv()
-        sampling.send(None)
-        sampling.recv()
-        for pipe in pipes:
+    with Crew() as crew:
+        pushing = crew.start(push, address, steps)
+        crew.receive(pushing)
+        sampling = crew.start(sample, address)
+        crew.receive(sampling)
+        for pipe in (pushing, sampling):
             pipe.send(None)
         yield
-        if not all(process.is_alive() for process in processes):
-            raise EOFError("a client has ended by itself")
+        crew.check()
 
 
 def turn(memory: innet.Replay, seconds: float, act: Callable[[], object] = lambda: None) -> Rates:

@@ -262,12 +262,12 @@ class _Bench:
         return [max(sums) for sums in zip(*(each.seconds for each in messages), strict=True)], used
 
 
-def _serve_parameters(pipe: Connection, workers: int, max_bytes: int, host: str, namespace: str | None) -> None:
+def _serve_parameters(workers: int, max_bytes: int, host: str, namespace: str | None, pipe: Connection) -> None:
     enter(namespace)
-    parameter_server.serve(pipe, workers, max_bytes, host)
+    parameter_server.serve(workers, max_bytes, host, pipe)
 
 
-def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
+def _work(endpoints: Endpoints, rank: int, pipe: Connection) -> None:
     """The main function of a worker, for trials of all systems."""
     namespace = endpoints.namespaces[rank]
     enter(namespace)

@@ -21,7 +21,7 @@ PIECE = 128 << 10
 """Bytes received at a time; a piece fits the cache for the addition."""
 
 
-def serve(pipe: Connection, workers: int, max_bytes: int, host: str) -> None:
+def serve(workers: int, max_bytes: int, host: str, pipe: Connection) -> None:
     """The main function of the server's process: sends its address and process id, then sums until a worker leaves."""
     with socket.create_server((host, 0)) as listener:
         pipe.send(("{}:{}".format(*listener.getsockname()), os.getpid()))

@@ -101,7 +101,7 @@ def measure(case: Case, address: str) -> Measured:
         return Measured(laps, of_learner, carried)
 
 
-def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
+def _act(case: Case, address: str, index: int, pipe: Connection) -> None:
     with systems.open_actor(case, address, index, scene.load(case.scene)) as actor:
         for number in range(case.warm_up):
             actor.push(number)
@@ -124,7 +124,7 @@ def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
         pipe.recv()
 
 
-def _learn(pipe: Connection, case: Case, address: str) -> None:
+def _learn(case: Case, address: str, pipe: Connection) -> None:
     tensors = parameters()
     random = np.random.default_rng(0)
     with systems.open_learner(case, address) as learner:

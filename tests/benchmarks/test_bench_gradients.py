@@ -12,14 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import innet_drl as innet
 from benchmarks.__main__ import main
 from benchmarks.crew import Crew
 from benchmarks.gradients import parameter_server
 from benchmarks.gradients.links import links
 from benchmarks.gradients.losses import lose
 from benchmarks.gradients.parameter_server import ParameterWorker
-from innet_drl.train.errors import ConfigurationError, Message
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +106,7 @@ def summing(workers: int, max_bytes: int) -> Iterator[tuple[Connection, str]]:
         yield pipe, crew.receive(pipe)[0]
 
 
-def fail(pipe: Connection, error: Exception) -> None:
+def fail(error: BaseException, pipe: Connection) -> None:
     """A role that fails."""
     raise error
 
@@ -116,15 +114,13 @@ def fail(pipe: Connection, error: Exception) -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ConfigurationError(Message("{actors} 0: too few")), "actors 0: too few"),
-        (innet.errors.DeadlineError("nobody writes"), "nobody writes"),
-        (ZeroDivisionError("of nothing"), r"ZeroDivisionError: of nothing\nTraceback"),
+        (SystemExit("a wrong sum"), "^a wrong sum$"),
+        (ZeroDivisionError("of nothing"), r"^ZeroDivisionError: of nothing\nTraceback"),
     ],
 )
-def test_the_failure_of_a_process_ends_the_measurement(error: Exception, told: str) -> None:
-    with Crew() as crew, pytest.raises(SystemExit, match=told) as raised:
+def test_the_failure_of_a_process_ends_the_measurement(error: BaseException, told: str) -> None:
+    with Crew() as crew, pytest.raises(SystemExit, match=told):
         crew.receive(crew.start(fail, error))
-    assert "ProcessFailure" not in str(raised.value)
 
 
 def test_all_workers_get_the_sum_of_vectors_of_any_size() -> None:
