@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import shutil
 import signal
 import subprocess
@@ -12,31 +14,18 @@ from typing import Any
 import tyro
 
 from benchmarks import recording, report
-from benchmarks.adapters import adapters
-from benchmarks.algorithms import algorithms
-from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
-from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
-from benchmarks.data import data
-from benchmarks.delay import delay
-from benchmarks.fairness import fairness
-from benchmarks.gradients.evaluation import gradients
-from benchmarks.growth import growth
-from benchmarks.hostile import hostile
-from benchmarks.killed import killed
-from benchmarks.learning import learning
-from benchmarks.paper.evaluation import paper
-from benchmarks.rows import rows
-from benchmarks.scrape import scrape
-from benchmarks.service_times import service_times
-from benchmarks.shards import shards
-from benchmarks.snapshots import snapshots
-from benchmarks.soak import soak
-from benchmarks.supervised import supervised
-from benchmarks.sweep import RECORD, sweep
-from benchmarks.table import table, today
-from benchmarks.timers import profiler, timers
+from benchmarks.sweep import RECORD
+from benchmarks.table import today
+
+COMMANDS = (
+    *("adapters", "algorithms", "away", "connections", "data", "delay", "fairness", "figures", "gradients", "growth"),
+    *("hostile", "killed", "learning", "paper", "profiler", "rows", "scrape", "service_times", "shards", "snapshots"),
+    *("soak", "supervised", "sweep", "table", "timers"),
+)
+"""Commands beside the benchmarks of the catalogue: functions in modules of their names, or in those of `MODULES`."""
+MODULES = {"gradients": "gradients.evaluation", "paper": "paper.evaluation", "profiler": "timers"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,35 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # SIGTERM raises SystemExit, so that every `finally` ends its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
-    commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
-    commands |= {
-        "adapters": adapters,
-        "algorithms": algorithms,
-        "all": everything,
-        "away": away,
-        "connections": connections,
-        "data": data,
-        "delay": delay,
-        "fairness": fairness,
-        "gradients": gradients,
-        "growth": growth,
-        "hostile": hostile,
-        "killed": killed,
-        "learning": learning,
-        "paper": paper,
-        "profiler": profiler,
-        "rows": rows,
-        "scrape": scrape,
-        "service_times": service_times,
-        "shards": shards,
-        "snapshots": snapshots,
-        "soak": soak,
-        "supervised": supervised,
-        "sweep": sweep,
-        "table": table,
-        "timers": timers,
-    }
-    tyro.extras.subcommand_cli_from_dict(commands, description=__doc__, args=arguments)
+    commands: dict[str, Callable[[], Callable[..., Any]]] = {"all": lambda: everything}
+    commands |= {each.name: functools.partial(_benchmark, each) for each in BENCHMARKS}
+    commands |= {name: functools.partial(_command, name) for name in COMMANDS}
+    # A module is imported for its own command: some need packages that others do not.
+    named = [name for name in (sys.argv[1:] if arguments is None else arguments)[:1] if name in commands]
+    chosen = {name: commands[name]() for name in named or sorted(commands)}
+    tyro.extras.subcommand_cli_from_dict(chosen, description=__doc__, args=arguments)
 
 
 def everything() -> None:
@@ -108,7 +75,12 @@ def everything() -> None:
     shutil.copyfile(RECORD, folder / "sweep.json")
 
 
-def _command(benchmark: Benchmark) -> Callable[..., None]:
+def _command(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.{MODULES.get(name, name)}"), name)
+    return function
+
+
+def _benchmark(benchmark: Benchmark) -> Callable[..., None]:
     def run(rounds: int = 1 if benchmark.once else 3, seconds: float = 2.0, peers: bool = True) -> None:
         entries = []
         for entry in benchmark.entries:

@@ -24,7 +24,7 @@ import tyro
 
 import innet_drl as innet
 from benchmarks import report, services
-from benchmarks.paper.settings import SPINNING, NetworkStack
+from benchmarks.services import SPINNING, NetworkStack
 from benchmarks.table import today
 from innet_drl._core import fstack_release
 
@@ -72,8 +72,8 @@ def calls(rounds: int = 3, out: Path | None = None) -> None:
 
 def one(stack: NetworkStack, share: float = 1.0) -> Times:
     """Times calls between a server and a client process on a stack: `share` of the numbers in `SIZES`."""
-    with on_core(SERVER), services.ours(stack) as address:
-        url, options = stack.connection(address, 0)
+    with on_core(SERVER), services.ours(stack) as server:
+        url, options = stack.connection(server.address, 0)
         # F-Stack starts once in a process: each turn needs a new client process.
         with ProcessPoolExecutor(1, get_context("spawn")) as client:
             return client.submit(measure, url, options, share).result()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from benchmarks.growth import AXES
+from benchmarks.report import Line
 from innet_drl.analysis import pictures
 
 GREY = "#768390"
@@ -23,8 +23,6 @@ STYLE = {
     "xtick.color": GREY,
     "ytick.color": GREY,
 }
-
-Line = dict[str, Any]
 
 
 def results(ratios: list[tuple[str, float, str]], path: Path) -> None:

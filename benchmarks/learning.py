@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import charts
+from benchmarks.report import Line
 from innet_drl.analysis.recorded_run import read_run
 
 EVERY_S = 30.0
@@ -20,8 +21,6 @@ GAMES = 100
 """Last games whose mean is the score, as in a run's metrics."""
 FRAMES = 4
 """Frames of a step of the Atari games."""
-
-Line = dict[str, Any]
 
 
 def learning(runs: tuple[Path, ...], record: Path) -> None:

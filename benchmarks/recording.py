@@ -35,9 +35,7 @@ def record() -> None:
     done = FOLDER / "frame.npy"
     if done.exists() and done.stat().st_mtime > ACTIONS.stat().st_mtime:
         return
-    from benchmarks.paper.scene import play
-
-    rows = play(np.load(ACTIONS)["actions"])
+    rows = _play(np.load(ACTIONS)["actions"])
     # The last row ends every game, so that the recording can repeat.
     rows[-1] |= {"terminated": ~rows[-1]["final"], "truncated": np.zeros(STREAMS, bool)}
     rows.append({**rows[-1], "first": rows[-1]["final"], "final": ~rows[-1]["final"]})
@@ -45,6 +43,36 @@ def record() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for column in reversed(COLUMNS):
         np.save(FOLDER / f"{column}.npy", np.stack([row[column] for row in rows]))
+
+
+def _play(actions: NDArray[np.uint8]) -> list[Row]:
+    """Takes actions [steps, streams], and returns a row of each step."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    environments = AtariVectorEnv("breakout", num_envs=STREAMS, reward_clipping=True)
+    random = np.random.default_rng(0)
+    observation, _ = environments.reset(seed=0)
+    first, final = np.ones(STREAMS, np.bool_), np.zeros(STREAMS, np.bool_)
+    rows = []
+    for action in actions:
+        frame = observation[:, -1].copy()
+        observation, reward, terminated, truncated, _ = environments.step(action.astype(np.int64))
+        rows.append(
+            {
+                "frame": frame,
+                "action": action,
+                "reward": reward.astype(np.float32),
+                "terminated": terminated & ~final,
+                "truncated": truncated & ~final,
+                "first": first,
+                "final": final,
+                "q": random.random((STREAMS, 4), np.float32),
+            }
+        )
+        # In NEXT_STEP mode the row after an end is final, and the one after that first.
+        first, final = final, terminated | truncated
+    environments.close()
+    return rows
 
 
 @functools.cache

@@ -8,6 +8,9 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,26 @@ from innet_drl.train.machine import processor
 
 RESULTS = ("README.md", "benchmarks/README.md", "benchmarks/sweep.json", "docs/reports")
 """Files that the benchmarks write."""
+
+
+Line = dict[str, Any]
+"""A printed result."""
+
+
+def read(record: Path) -> dict[str, list[Line]]:
+    """Returns the lines of a file by benchmark."""
+    of: dict[str, list[Line]] = defaultdict(list)
+    for text in record.read_text().splitlines():
+        if text.startswith("{"):
+            line = json.loads(text)
+            of[line["benchmark"]].append(line)
+    return of
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
@@ -40,6 +63,11 @@ def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> N
     """Prints one result."""
     result = {"benchmark": benchmark, "system": system, "value": float(f"{value:.5g}"), "unit": unit}
     print(json.dumps({**result, **more, **machine()}), flush=True)
+
+
+def shared_cores(processes: str) -> None:
+    """Says on standard error that processes share this machine's cores."""
+    print(f"{processes} share {len(os.sched_getaffinity(0))} cores of this machine", file=sys.stderr)
 
 
 def closing(benchmark: str, system: str, **more: Any) -> None:

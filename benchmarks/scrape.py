@@ -10,7 +10,7 @@ import numpy as np
 from serving import Server
 
 import innet_drl as innet
-from benchmarks.services import free_port
+from benchmarks.systems import free_port
 from benchmarks.turns import clients, compare, turn
 
 GOAL = 0.98

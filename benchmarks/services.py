@@ -1,19 +1,21 @@
-"""Servers of the benchmarks, each in a process of its own."""
+"""Servers of the papers' evaluations, each in a process of its own, and the network stacks that lead to them."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving import Server
+
 from benchmarks.gradients.links import within
-from benchmarks.paper.settings import NetworkStack
+from benchmarks.systems import free_port, wait_for
 from innet_drl.errors import MissingExtraError
 from innet_drl.extras import naming_extras
 from innet_drl.gradients import Station
@@ -21,10 +23,39 @@ from innet_drl.gradients import Station
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
 """Frame limit: a batch of 512 in the paper's format has 116 MB, four messages 181 MB."""
-START_SECONDS = 60.0
 MEMIF_EAL = "--no-huge -m 128 --no-pci"
 MEMIF_SLEEP_US = 1
 """Sleep of idle polling threads: workers and the aggregator outnumber the cores."""
+
+
+@dataclass(frozen=True)
+class NetworkStack:
+    """The network stack between two processes."""
+
+    name: str
+    link: str
+    """Link under the stack: loopback, veth, memif, NIC."""
+    serve: tuple[str, ...] = ()
+    """Flags of `innet-replay serve`."""
+    listen: str = "innet://127.0.0.1:0"
+    """Address that the server listens on."""
+    scheme: str = "innet"
+    """Scheme of the address that clients connect to."""
+    spin: bool = False
+    """Clients poll for answers without sleeping."""
+    client_config: str = ""
+    """F-Stack's configuration file of a client; `{index}` in its name is the client's number, 0 for the learner."""
+
+    def connection(self, address: str, client: int) -> tuple[str, dict[str, Any]]:
+        """Returns URL and options of `innet.connect` for one client."""
+        options: dict[str, Any] = {"spin": True} if self.spin else {}
+        if self.client_config:
+            options["config"] = self.client_config.format(index=client)
+        return address.replace("innet://", f"{self.scheme}://", 1), options
+
+
+KERNEL = NetworkStack("kernel", "loopback")
+SPINNING = NetworkStack("kernel-spin", "loopback", serve=("--spin",), spin=True)
 
 
 def why_not_redis(named: str | None) -> str | None:
@@ -32,7 +63,6 @@ def why_not_redis(named: str | None) -> str | None:
     try:
         with naming_extras():
             import lz4.block  # noqa: F401
-
             import redis  # noqa: F401
     except MissingExtraError as error:
         return str(error)
@@ -41,85 +71,75 @@ def why_not_redis(named: str | None) -> str | None:
     return None
 
 
+def start_redis(port: int, *options: str) -> subprocess.Popen[bytes]:
+    """Starts a Redis without persistence on loopback, and waits until it accepts connections.
+
+    Raises:
+        FileNotFoundError: redis-server is not installed.
+        AssertionError: It has ended.
+    """
+    flags = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]
+    process = subprocess.Popen(["redis-server", *flags, *options], stdout=subprocess.DEVNULL)
+    wait_for(("127.0.0.1", port), process)
+    return process
+
+
 @contextlib.contextmanager
-def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
+def redis(named: str | None) -> Iterator[tuple[str, str]]:
     """Starts a Redis without persistence, or connects to the given one, and removes the benchmark's keys.
 
     Args:
         named: URL of a running Redis, or `None` to start one.
-        versions: Receives the release of the Redis.
+
+    Yields:
+        Its URL and its release.
     """
+    from innet_drl.redis import client
     from innet_drl.redis.store import RedisStore
 
     with contextlib.ExitStack() as running:
-        address = named or running.enter_context(_redis_server())
-        keys = running.enter_context(contextlib.closing(RedisStore(address, "bench", "", {})))
+        if named is None:
+            port = free_port()
+            process = running.enter_context(start_redis(port))
+            running.callback(process.terminate)
+            named = f"redis://127.0.0.1:{port}"
+        keys = running.enter_context(contextlib.closing(RedisStore(named, "bench", "", {})))
         keys.clear()
-        versions["redis"] = keys.version()
-        try:
-            yield address
-        finally:
-            keys.clear()
+        running.callback(keys.clear)
+        with client.connect(named) as asked:
+            release = asked.info("server")["redis_version"]
+        yield named, release
 
 
 @contextlib.contextmanager
-def _redis_server() -> Iterator[str]:
-    from innet_drl.redis.client import start_server
-
-    port = free_port()
-    with _ending(start_server(port)):
-        yield f"redis://127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def ours(stack: NetworkStack) -> Iterator[str]:
-    """Starts `innet-replay serve` on a network stack.
-
-    Raises:
-        SystemExit: The server did not start; the message is its last line of output.
-    """
-    sizes = ["--max-bytes", MAX_BYTES, "--max-frame-bytes", MAX_FRAME_BYTES]
-    with _serve("--listen", stack.listen, *sizes, *stack.serve) as (address, _):
-        yield address
-
-
-@dataclass(frozen=True)
-class Aggregator:
-    """A server that sums gradients."""
-
-    address: str
-    """Its URL."""
-    process: subprocess.Popen[str]
-
-    def lose(self, share: float | None) -> None:
-        """Makes it drop a share of received datagrams; see `losses.lose`.
-
-        Raises:
-            SystemExit: The server has ended.
-        """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(share, file=self.process.stdin, flush=True)
-        if not self.process.stdout.readline():
-            raise SystemExit("the server that sums gradients has ended")
-
-
-@contextlib.contextmanager
-def aggregator(namespace: str | None = None) -> Iterator[Aggregator]:
-    """Starts `innet-replay serve --gradients`.
+def serving(listen: str, *flags: str, namespace: str | None = None) -> Iterator[Server]:
+    """Runs `innet-replay serve`.
 
     Args:
-        namespace: Network namespace of the server, which listens on all of its addresses; `None` for loopback.
+        listen: Its address.
+        flags: More flags.
+        namespace: Network namespace of the server; `None` for the current one.
 
     Raises:
-        SystemExit: The server did not start; the message is its last line of output.
+        AssertionError: The server did not start, and printed why.
     """
+    with Server(listen, "--log-level=error", *flags, inside=within(namespace)) as server:
+        yield server
+        # A killed DPDK leaves its files.
+        server.send(signal.SIGTERM)
+        server.wait()
+
+
+def ours(stack: NetworkStack) -> contextlib.AbstractContextManager[Server]:
+    """Runs a replay memory on a network stack."""
+    return serving(stack.listen, f"--max-bytes={MAX_BYTES}", f"--max-frame-bytes={MAX_FRAME_BYTES}", *stack.serve)
+
+
+def aggregator(namespace: str | None = None) -> contextlib.AbstractContextManager[Server]:
+    """Runs a server that sums gradients; in a network namespace it listens on all addresses."""
     host = "127.0.0.1" if namespace is None else "0.0.0.0"
-    gradients = f"{host}:{free_port(socket.SOCK_DGRAM)}"
-    flags = ["--listen", f"innet://{host}:0", "--gradients", gradients, "--trusted-network"]
-    with _serve(*flags, namespace=namespace, module="benchmarks.gradients.losses") as (address, process):
-        yield Aggregator(address, process)
+    gradients = f"--gradients={host}:{free_port(socket.SOCK_DGRAM)}"
+    return serving(f"innet://{host}:0", gradients, "--trusted-network", namespace=namespace)
 
 
 @dataclass(frozen=True)
@@ -140,56 +160,11 @@ class Memifs:
 
 @contextlib.contextmanager
 def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
-    """Starts `innet-replay serve --gradients-devices` on one memif for each worker, with their sockets in a folder.
-
-    Raises:
-        SystemExit: The server did not start; the message is its last line of output.
-    """
+    """Runs a server that sums gradients on one memif for each worker, with their sockets in a folder."""
     sockets = [str(folder / f"memif{rank}.sock") for rank in range(workers)]
-    flags = ["--listen", "innet://127.0.0.1:0", "--gradients-only", "--trusted-network", "--gradients", "10.8.1.1:7711"]
+    flags = ["--gradients-only", "--trusted-network", "--gradients=10.8.1.1:7711"]
     memory = 128 + 32 * workers
     flags += [f"--gradients-eal=--no-huge -m {memory} --no-pci", f"--gradients-idle-sleep-us={MEMIF_SLEEP_US}"]
-    for number, path in enumerate(sockets):
-        flags += ["--gradients-devices", f"net_memif{number},role=server,id=0,socket={path}"]
-    with _serve(*flags) as (address, process):
-        yield Memifs(address, sockets, process.pid)
-
-
-@contextlib.contextmanager
-def _serve(
-    *flags: str, namespace: str | None = None, module: str = "innet_drl.server_cli"
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [*within(namespace), sys.executable, "-c", f"from {module} import main; main()", "serve"]
-    flags = ("--log-level", "error", *flags)
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([*command, *flags], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
-    with _ending(process):
-        assert process.stdout is not None
-        assert process.stderr is not None
-        line = process.stdout.readline()
-        if " ready on " not in line:
-            said = process.stderr.read().strip().splitlines()
-            raise SystemExit(said[-1] if said else "innet-replay serve did not start")
-        yield line.split(" ready on ")[1].split()[0], process
-
-
-@contextlib.contextmanager
-def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Ends the process."""
-    with process:
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """Returns a free port of this machine."""
-    with socket.socket(socket.AF_INET, kind) as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
+    flags += [f"--gradients-devices=net_memif{n},role=server,id=0,socket={path}" for n, path in enumerate(sockets)]
+    with serving("innet://127.0.0.1:0", *flags) as server:
+        yield Memifs(server.address, sockets, server.pid)

@@ -8,11 +8,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from benchmarks import charts
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.growth import AXES
+from benchmarks.report import Line, read
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
@@ -34,8 +34,6 @@ LIMITS = {
 }
 """Units counted by one call, and its description."""
 
-Line = dict[str, Any]
-
 
 def today(subject: str) -> Path:
     """The raw data folder of a report dated today."""
@@ -47,11 +45,7 @@ def today(subject: str) -> Path:
 def table() -> None:
     """Writes the report of the newest results, their table in the README beside this file, and the pictures."""
     folder = max(each for each in REPORTS.glob("*-replay") if each.is_dir())
-    of: dict[str, list[Line]] = defaultdict(list)
-    for text in (folder / "results.jsonl").read_text().splitlines():
-        if text.startswith("{"):
-            line = json.loads(text)
-            of[line["benchmark"]].append(line)
+    of = read(folder / "results.jsonl")
     sweep = json.loads((folder / "sweep.json").read_text())
     folder.with_suffix(".md").write_text(report_page(of, sweep, folder.name))
     for page in LINKING:

@@ -11,36 +11,27 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from benchmarks import results, services
+from benchmarks import report, services
 from benchmarks.crew import Crew
-from benchmarks.flags import GradientsFlags
 from benchmarks.gradients import parameter_server
 from benchmarks.gradients.links import MACHINE_DEVICE, enter, links
 from benchmarks.gradients.losses import lose
-from innet_drl.train.machine import cores, cpu_seconds
+from benchmarks.processes import cpu_seconds
 
-Row = results.Row
 Values = NDArray[np.float32]
 
-SYSTEMS = {
-    "innet": "innet-replay serve --gradients, float32",
-    "innet-fixed": "the same in fixed point",
-    "innet-memif": "the same as innet over DPDK's memif at both ends, where it was built with DPDK",
-    "gloo": "Gloo's all-reduce, a ring over TCP",
-    "gather": "Gloo's gather, a sum, Gloo's broadcast",
-    "parameter-server": "a parameter server over TCP",
-}
+System = Literal["innet", "innet-fixed", "innet-memif", "gloo", "gather", "parameter-server"]
 TRANSPORTS = {"innet": "kernel UDP", "innet-memif": "DPDK memif"}
 """Transport of a system's datagrams."""
 TOLERANCE = 1e-5
@@ -96,43 +87,61 @@ class TrialTimes:
     cpu_seconds: float
 
 
+@dataclass(frozen=True)
+class GradientsFlags:
+    """The sum of learners' gradients by innet-drl, by Gloo, and by a parameter server."""
+
+    workers: tuple[int, ...] = (2, 4, 8)
+    """Numbers of workers."""
+    sizes: tuple[int, ...] = (6_410_000, 3_310_000, 157_520, 40_020)
+    """Bytes of a gradient; the paper has DQN, A2C, DDPG and PPO."""
+    systems: tuple[System, ...] = ("innet", "innet-fixed", "gloo", "gather", "parameter-server")
+    """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast;
+    `innet-memif` goes over DPDK, where it was built with it."""
+    loss: tuple[float, ...] = (0.001, 0.01)
+    """Shares of datagrams that `innet` loses at each end, where the kernel drops them and passes the others on one by
+    one: also measured without loss. May be empty."""
+    link_mbit: int = 0
+    """Mbit/s of links, in network namespaces, from each worker and the parameter server to a switch, in which the
+    innet-replay server runs. 0 uses loopback, which has no such limit. Needs root."""
+    rounds: int = 3
+    """Trials of each system."""
+    seconds: float = 1.0
+    """Approximate duration of a trial."""
+    training_workers: int = 4
+    """Number of workers that also train A2C on CartPole with each system. 0 for no training."""
+    training_goal: float = 195.0
+    """Mean score of the last 20 games of all workers, at which a training ends."""
+    training_seconds: float = 120.0
+    """Seconds after which a training ends."""
+
+
 def gradients(flags: Annotated[GradientsFlags, tyro.conf.arg(name="")]) -> None:
-    """Measures all cases, prints and writes the results.
+    """The sum of learners' gradients by innet-drl, by Gloo, and by a parameter server.
 
     Raises:
-        SystemExit: An unusable flag, or: A case cannot be measured, or a sum is wrong.
+        SystemExit: An unusable flag, a case cannot be measured, or a sum is wrong.
     """
-    sizes = results.numbers(flags.sizes, "sizes")
-    systems = results.names(flags.systems, SYSTEMS, "systems")
-    losses = _losses(flags.loss)
-    if flags.link_mbit and "innet-memif" in systems:
+    if flags.link_mbit and "innet-memif" in flags.systems:
         raise SystemExit("--link-mbit: leave out innet-memif, which goes another way")
-    print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
-    rows: list[Row] = []
-    for workers in results.numbers(flags.workers, "workers"):
-        with _Bench(workers, max(*sizes, MAX_TRAINED_BYTES), systems, losses, flags.link_mbit) as bench:
-            for size in sizes:
-                for row in bench.measure(4 * (size // 4), systems, flags):
-                    rows.append(row)
-                    print(_line(row), flush=True)
+    if min(flags.workers, default=0) < 1 or min(flags.sizes, default=0) < 4:
+        raise SystemExit("--workers and --sizes: at least 1 worker, and vectors of at least 4 bytes")
+    if not all(0 < loss < 1 for loss in flags.loss):
+        raise SystemExit("--loss: shares below 1, such as 0.001 0.01")
+    report.shared_cores("workers, the aggregator and the parameter server")
+    for workers in flags.workers:
+        with _Bench(workers, flags) as bench:
+            for size in flags.sizes:
+                bench.measure(4 * (size // 4))
             if workers == flags.training_workers:
-                for row in bench.train(systems, flags):
-                    rows.append(row)
-                    print(_training_line(row), flush=True)
-        if flags.json is not None:
-            results.write(flags.json, rows, results.settings(flags))
-    print()
-    print(tables(rows))
-    if flags.json is not None:
-        print(f"rows: {flags.json}")
+                bench.train()
 
 
 class _Bench:
     """The servers and workers of one number of workers."""
 
-    def __init__(self, workers: int, max_bytes: int, systems: list[str], losses: list[float], mbit: int) -> None:
-        self._workers, self._max_bytes, self._systems, self._losses = workers, max_bytes, systems, losses
-        self._mbit = mbit
+    def __init__(self, workers: int, flags: GradientsFlags) -> None:
+        self._workers, self._flags = workers, flags
         self._running = contextlib.ExitStack()
         self._pipes: list[Connection] = []
         self._connections: dict[str, innet.Replay] = {}
@@ -145,17 +154,19 @@ class _Bench:
             folder = running.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
             crew = running.enter_context(Crew())
             workers = range(self._workers)
-            made = running.enter_context(links(self._workers + 1, self._mbit)) if self._mbit else None
+            mbit = self._flags.link_mbit
+            made = running.enter_context(links(self._workers + 1, mbit)) if mbit else None
             switch = None if made is None else made.switch
             self._aggregator = running.enter_context(services.aggregator(switch))
-            server, self._servers["innet"] = self._aggregator.address, self._aggregator.process.pid
+            server, self._servers["innet"] = self._aggregator.address, self._aggregator.pid
             servers = [server if made is None else server.replace("0.0.0.0", made.switch_address(n)) for n in workers]
             # The parameter server has its own link, like a worker.
             host = ("127.0.0.1", None) if made is None else (made.address(len(workers)), made.machine(len(workers)))
-            parameters = crew.start(_serve_parameters, self._workers, self._max_bytes, *host)
+            largest = max(*self._flags.sizes, MAX_TRAINED_BYTES)
+            parameters = crew.start(_serve_parameters, self._workers, largest, *host)
             sums_at, self._servers["parameter-server"] = crew.receive(parameters)
             memifs = None
-            if "innet-memif" in self._systems:
+            if "innet-memif" in self._flags.systems:
                 memifs = running.enter_context(services.memif_aggregator(Path(folder), self._workers))
                 self._servers["innet-memif"] = memifs.process
             store = str(Path(folder) / "store")
@@ -175,18 +186,19 @@ class _Bench:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def measure(self, size: int, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
-        """Yields the rows of one size: trials of all systems in turn, for a number of rounds."""
-        cases: list[tuple[str, float | None]] = [(system, None) for system in systems]
-        if "innet" in systems and self._losses:
-            cases += [("innet", loss) for loss in (0.0, *self._losses)]
+    def measure(self, size: int) -> None:
+        """Prints the results of one size: trials of all systems in turn, for a number of rounds."""
+        flags = self._flags
+        cases: list[tuple[str, float | None]] = [(system, None) for system in flags.systems]
+        if "innet" in flags.systems and flags.loss:
+            cases += [("innet", loss) for loss in (0.0, *flags.loss)]
         counts = {}
         for system, loss in cases:
             took, _ = self._run_trial(Trial(system, size, loss, MIN_SUMS), 60.0)
             counts[system, loss] = int(np.clip(flags.seconds / np.median(took), MIN_SUMS, MAX_SUMS))
         times: dict[Any, list[float]] = {case: [] for case in cases}
         cpu = dict.fromkeys(cases, 0.0)
-        counted = {system: np.zeros(3) for system in systems if system in TRANSPORTS and not self._mbit}
+        counted = {system: np.zeros(3) for system in flags.systems if system in TRANSPORTS and not flags.link_mbit}
         for _ in range(flags.rounds):
             for system, loss in cases:
                 direct = loss is None and system in counted
@@ -196,31 +208,28 @@ class _Bench:
                     counted[system] += self._counters(system) - before
                 times[system, loss] += took
                 cpu[system, loss] += used
+        about = {"workers": self._workers, "bytes": size}
         for system, loss in cases:
-            all_of_it = times[system, loss]
-            p50, p99 = (round(1e3 * float(np.percentile(all_of_it, share)), 4) for share in (50, 99))
-            path = f"{self._mbit} Mbit/s" if self._mbit else "loopback"
-            yield {
-                "system": system,
-                "bytes": size,
-                "workers": self._workers,
-                "loss": loss or 0.0,
-                "path": path if loss is None else f"{path}, one by one",
-                "p50_ms": p50,
-                "p99_ms": p99,
-                "count": len(all_of_it),
-                "cpu_ms": round(1e3 * cpu[system, loss] / len(all_of_it), 4),
-                "cpu_ns_per_byte": round(1e9 * cpu[system, loss] / len(all_of_it) / (size * self._workers), 3),
-            }
+            taken = 1e3 * np.array(times[system, loss])
+            p50, p99 = np.percentile(taken, (50, 99))
+            path = f"{flags.link_mbit} Mbit/s" if flags.link_mbit else "loopback"
+            report.line(
+                "gradients",
+                system,
+                float(p50),
+                "ms",
+                **about,
+                loss=loss or 0.0,
+                path=path if loss is None else f"{path}, one by one",
+                p99_ms=round(float(p99), 4),
+                count=len(taken),
+                cpu_ms=round(1e3 * cpu[system, loss] / len(taken), 4),
+                cpu_ns_per_byte=round(1e9 * cpu[system, loss] / len(taken) / (size * self._workers), 3),
+            )
         for system, (received, sent, used) in counted.items():
-            yield {
-                "transport": TRANSPORTS[system],
-                "bytes": size,
-                "workers": self._workers,
-                "received_per_s": round(received / used),
-                "sent_per_s": round(sent / used),
-                "packets_per_s": round((received + sent) / used),
-            }
+            rates = {"received_per_s": round(received / used), "sent_per_s": round(sent / used)}
+            packets = (received + sent) / used
+            report.line("gradients", TRANSPORTS[system], packets, "packets for a second of processor", **about, **rates)
 
     def _counters(self, system: str) -> NDArray[np.float64]:
         """Datagrams received and sent by the system's server, and its processor time in seconds."""
@@ -229,30 +238,37 @@ class _Bench:
             [seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system])], np.float64
         )
 
-    def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
-        """Yields a row of each system: one training to the goal."""
-        self._aggregator.lose(None)
-        for system in systems:
+    def train(self) -> None:
+        """Prints the result of one training to the goal by each system."""
+        self._lose(None)
+        flags = self._flags
+        for system in flags.systems:
             for pipe in self._pipes:
                 pipe.send(Training(system, flags.training_goal, flags.training_seconds))
             messages = [self._crew.receive(pipe, flags.training_seconds) for pipe in self._pipes]
             first = messages[0]
-            yield {
-                "system": system,
-                "what": "training: A2C on CartPole",
-                "bytes": first.bytes,
-                "workers": self._workers,
-                "updates_per_s": round(first.updates / first.seconds, 2),
-                "communication": round(float(np.mean([each.communication for each in messages])), 4),
-                "score": round(first.score, 1),
-                "goal": flags.training_goal,
-                "seconds_to_goal": round(first.seconds, 2) if first.score >= flags.training_goal else None,
-            }
+            report.line(
+                "gradients",
+                system,
+                first.updates / first.seconds,
+                "updates/s",
+                workers=self._workers,
+                bytes=first.bytes,
+                training="A2C on CartPole",
+                communication=round(float(np.mean([each.communication for each in messages])), 4),
+                score=round(first.score, 1),
+                goal=flags.training_goal,
+                seconds_to_goal=round(first.seconds, 2) if first.score >= flags.training_goal else None,
+            )
+
+    def _lose(self, share: float | None) -> None:
+        """Makes the aggregator lose datagrams; workers do so themselves."""
+        lose(share, self._aggregator.pid)
 
     def _run_trial(self, trial: Trial, seconds: float) -> tuple[list[float], float]:
         """Returns the seconds of each sum, by its slowest worker, and the processor time of workers and server."""
         server = self._servers.get({"innet-fixed": "innet"}.get(trial.system, trial.system))
-        self._aggregator.lose(trial.loss)
+        self._lose(trial.loss)
         before = 0.0 if server is None else cpu_seconds(server)
         for pipe in self._pipes:
             pipe.send(trial)
@@ -279,13 +295,13 @@ def _work(endpoints: Endpoints, rank: int, pipe: Connection) -> None:
             if isinstance(trial, Training):
                 from benchmarks.gradients import training
 
-                lose(None)
+                lose(None, os.getpid())
                 sum_once = sums.of(Trial(trial.system, 0, None, 0))
                 pipe.send(training.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))
                 continue
             sum_once = sums.of(trial)
             # After the join, which opens the socket.
-            lose(trial.loss)
+            lose(trial.loss, os.getpid())
             given = _values(rank, trial.bytes)
             values = given.copy()
             seconds, cpu = [], 0.0
@@ -384,57 +400,6 @@ class _Sums:
         dist.broadcast(own, 0)
 
 
-def _losses(text: str) -> list[float]:
-    def holds(losses: list[float]) -> bool:
-        return all(0 < loss < 1 for loss in losses)
-
-    return results.values(text, "loss", float, holds, "shares below 1, such as 0.001,0.01") if text else []
-
-
 @functools.lru_cache(maxsize=64)
 def _values(rank: int, size: int) -> Values:
     return np.random.default_rng(rank).standard_normal(size // 4, np.float32)
-
-
-def _name(row: Row) -> str:
-    name = str(row["system"])
-    return f"{name}, one by one, {row['loss']:.1%} lost" if row["path"].endswith("one by one") else name
-
-
-def _line(row: Row) -> str:
-    if "transport" in row:
-        return (
-            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['transport']}: {row['received_per_s']:,} "
-            f"datagrams received and {row['sent_per_s']:,} sent for each second of the server's processor time"
-        )
-    return (
-        f"{row['bytes']:,} bytes, {row['workers']} workers, {_name(row)}: {row['p50_ms']:.3f} ms "
-        f"(p99 {row['p99_ms']:.3f}), {row['cpu_ms']:.3f} ms of processor time"
-    )
-
-
-def _training_line(row: Row) -> str:
-    reached = row["seconds_to_goal"]
-    end = f"score {row['score']:g}" if reached is None else f"score {row['goal']:g} after {reached:.1f} s"
-    return (
-        f"A2C, a gradient of {row['bytes']:,} bytes, {row['workers']} workers, {row['system']}: {end}, "
-        f"{row['updates_per_s']:.1f} updates/s, communication {row['communication']:.0%}"
-    )
-
-
-def tables(rows: list[Row]) -> str:
-    """Returns the figures as Markdown: a table for each number of workers."""
-    parts = []
-    rows = [row for row in rows if "what" not in row and "transport" not in row]
-    for workers in dict.fromkeys(row["workers"] for row in rows):
-        by_name: dict[str, dict[int, str]] = {}
-        for row in rows:
-            if row["workers"] == workers:
-                cell = f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f} / {row['cpu_ms']:.2f}"
-                by_name.setdefault(_name(row), {})[row["bytes"]] = cell
-        sizes = list(next(iter(by_name.values())))
-        head = [f"{workers} workers: p50 / p99 / processor, ms", *(f"{size:,} bytes" for size in sizes)]
-        parts.append(
-            results.markdown(head, [[name, *(cells[size] for size in sizes)] for name, cells in by_name.items()])
-        )
-    return "\n".join(parts)

@@ -11,22 +11,25 @@ import os
 import socket
 import stat
 import struct
-import sys
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 
-from innet_drl import server_cli
-
+_PIDFD_GETFD = 438
+"""Number of the system call, the same on all processors."""
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _UDP_GRO = 26, 27, 104
 _LOAD, _KEEP_IF_AT_LEAST, _RETURN = 0x20, 0x35, 0x06
 _RANDOM = 0xFFFFF000 + 56
 """Offset at which a filter loads a random number (`SKF_AD_OFF + SKF_AD_RANDOM` of linux/filter.h)."""
 
 
-def lose(share: float | None) -> None:
-    """Drops a share of the datagrams that the open UDP sockets of this process receive; `None` drops none.
+def lose(share: float | None, process: int) -> None:
+    """Drops a share of the datagrams that the open UDP sockets of a process receive; `None` drops none.
 
     With loss, GRO is off, so that datagrams arrive one by one as from a network. With `None`, GRO is on.
+
+    Args:
+        share: Share of the datagrams, 0 to 1.
+        process: Number of this process, or of one that this process started.
     """
     program = [
         (_LOAD, 0, 0, _RANDOM),
@@ -35,7 +38,7 @@ def lose(share: float | None) -> None:
         (_RETURN, 0, 0, 0),
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
-    for end in _sockets():
+    for end in _sockets(process):
         with end:
             if end.type != socket.SOCK_DGRAM or end.family == socket.AF_UNIX:
                 continue
@@ -49,22 +52,17 @@ def lose(share: float | None) -> None:
                     end.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """The sockets of this process, as duplicates."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        # The descriptor of the listing itself is closed.
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                yield socket.socket(fileno=os.dup(number))
-
-
-def main() -> None:
-    """Runs `innet-replay`; applies `lose` to each line of the input, a share or `None`, and confirms it."""
-
-    def obey() -> None:
-        for line in sys.stdin:
-            lose(None if line.strip() == "None" else float(line))
-            print("losing", flush=True)
-
-    threading.Thread(target=obey, daemon=True).start()
-    server_cli.main()
+def _sockets(process: int) -> Iterator[socket.socket]:
+    """The sockets of a process, as duplicates."""
+    system, handle = ctypes.CDLL(None, use_errno=True), os.pidfd_open(process)
+    try:
+        for path in Path(f"/proc/{process}/fd").iterdir():
+            # The descriptor of the listing itself is closed.
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(path.stat().st_mode):
+                    number = system.syscall(_PIDFD_GETFD, handle, int(path.name), 0)
+                    if number < 0:
+                        raise SystemExit(f"datagrams cannot be lost: {os.strerror(ctypes.get_errno())}")
+                    yield socket.socket(fileno=number)
+    finally:
+        os.close(handle)

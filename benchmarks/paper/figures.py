@@ -1,4 +1,4 @@
-"""Tables and pictures of `python -m benchmarks paper`, over the number of actors or the delay of an emulated link."""
+"""Tables and picture of `python -m benchmarks paper`, over the number of actors or the delay of an emulated link."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.settings import FORMATS, SYSTEMS, Case
-from benchmarks.results import Row, markdown
+from benchmarks.paper.cases import FORMATS, SYSTEMS
+from benchmarks.report import Line as Row
+from benchmarks.report import markdown
 from innet_drl.analysis import pictures
 
 LATENCIES = {
@@ -37,16 +38,6 @@ Line = tuple[str, str]
 """System and stack."""
 
 
-def line(rows: list[Row], case: Case) -> str:
-    """Summarises the rows of one case in a line."""
-    by_name = {row["what"]: row for row in rows}
-    times = ", ".join(f"{name.split()[-1]} {by_name[name]['p50_ms']:.1f}" for name in LATENCIES)
-    return (
-        f"{case.format}, {case.actors} actors, {case.system} on {case.stack.name}: {times} ms; "
-        f"{by_name['experiences']['per_s']:,.0f} experiences/s, communication {by_name['communication']['share']:.1%}"
-    )
-
-
 def tables(rows: list[Row]) -> str:
     """Returns the figures as Markdown."""
     parts = []
@@ -57,12 +48,8 @@ def tables(rows: list[Row]) -> str:
         return "\n".join(parts)
     figures: list[tuple[str, str, Callable[[Row], str]]] = [
         *((what, f"{title}, ms (p50 / p99)", _times) for what, title in LATENCIES.items()),
-        ("experiences", "experiences a second", lambda row: f"{row['per_s']:,.0f}"),
-        (
-            "pushes",
-            "pushes a second (of the ideal)",
-            lambda row: f"{row['per_s']:.2f} ({row['per_s'] / row['ideal_per_s']:.0%})",
-        ),
+        ("experiences", "experiences a second", lambda row: f"{row['value']:,.0f}"),
+        ("pushes", "pushes a second (of the ideal)", _rate_of_ideal),
         ("communication", "communication's share of the time", _share),
         *((what, f"{what.replace(':', ',')}: share", _share) for what in SHARES),
     ]
@@ -73,19 +60,19 @@ def tables(rows: list[Row]) -> str:
 
 
 def _times(row: Row) -> str:
-    return f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}"
+    return f"{row['value']:.1f} / {row['p99_ms']:.1f}"
 
 
 def _share(row: Row) -> str:
-    return f"{row['share']:.1%}"
+    return f"{row['value']:.1%}"
 
 
 def _rate(row: Row) -> str:
-    return f"{_value(row):,.2f}"
+    return f"{row['value']:,.2f}"
 
 
-def _value(row: Row) -> float:
-    return float(row["per_s"] if "per_s" in row else row["mb_per_s"])
+def _rate_of_ideal(row: Row) -> str:
+    return f"{row['value']:.2f} ({row['value'] / row['ideal']:.0%})"
 
 
 def _table(rows: list[Row], what: str, title: str, cell: Callable[[Row], str], head: str, column: str) -> str:
@@ -98,11 +85,7 @@ def _table(rows: list[Row], what: str, title: str, cell: Callable[[Row], str], h
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draws the paper's figures, in one row for each format; over a link, the figures against its delay.
-
-    Raises:
-        RunFolderError: The file cannot be written.
-    """
+    """Draws the paper's figures, in one row for each format; over a link, the figures against its delay."""
     if "delay_ms" in rows[0]:
         _draw_delays(rows, path)
         return
@@ -114,10 +97,10 @@ def draw(rows: list[Row], path: Path) -> None:
             part.suptitle(heading, fontweight="bold")
             axes = part.subplots(2, 4)
             for axis, (what, title) in zip(axes.flat, LATENCIES.items(), strict=False):
-                _bars(axis, of_format, what, "p50_ms", f"{title}, ms: p50, line to p99", "p99_ms")
-            _bars(axes[1][0], of_format, "experiences", "per_s", "experiences a second")
+                _bars(axis, of_format, what, f"{title}, ms: p50, line to p99", latency=True)
+            _bars(axes[1][0], of_format, "experiences", "experiences a second")
             _frequency(axes[1][1], of_format)
-            _bars(axes[1][2], of_format, "communication", "share", "communication's share of the time")
+            _bars(axes[1][2], of_format, "communication", "communication's share of the time")
             _breakdown(axes[1][3], of_format)
             part.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=7)
 
@@ -130,10 +113,8 @@ def _draw_delays(rows: list[Row], path: Path) -> None:
             for axis, (what, title) in zip(across, DELAYED.items(), strict=True):
                 for line, found in _lines(of_case, what, "delay_ms").items():
                     # Evenly spaced: delays differ by orders of magnitude.
-                    places, values = map(delays.index, found), map(_value, found.values())
-                    axis.plot(
-                        list(places), list(values), "o-", color=COLOURS[line[0]], ms=4, label=_label(line, delayed=True)
-                    )
+                    places, values = [delays.index(at) for at in found], [row["value"] for row in found.values()]
+                    axis.plot(places, values, "o-", color=COLOURS[line[0]], ms=4, label=_label(line, delayed=True))
                 axis.set_ylim(bottom=0)
                 axis.set_xticks(range(len(delays)), [f"{delay:g}" for delay in delays])
                 axis.set_xlabel("one-way delay between actors and learner, ms")
@@ -142,27 +123,21 @@ def _draw_delays(rows: list[Row], path: Path) -> None:
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
-def _bars(axis: Any, rows: list[Row], what: str, value: str, title: str, upper: str | None = None) -> None:
-    from matplotlib import ticker
-
+def _bars(axis: Any, rows: list[Row], what: str, title: str, *, latency: bool = False) -> None:
     actors, lines = _in_order(rows, "actors"), _lines(rows, what, "actors")
     width = 0.8 / len(lines)
     for index, (line, found) in enumerate(lines.items()):
         places = [actors.index(number) + (index - (len(lines) - 1) / 2) * width for number in found]
-        heights = [row[value] or 0.0 for row in found.values()]
-        errors = upper and [
+        heights = [row["value"] for row in found.values()]
+        errors = latency and [
             [0.0] * len(found),
-            [max(0.0, (row[upper] or 0.0) - height) for row, height in zip(found.values(), heights, strict=True)],
+            [max(0.0, row["p99_ms"] - height) for row, height in zip(found.values(), heights, strict=True)],
         ]
         style = {"color": COLOURS[line[0]], "hatch": HATCHES.get(line[1], ""), "edgecolor": "white"}
-        axis.bar(places, heights, width, yerr=errors, error_kw={"lw": 0.8}, label=_label(line), **style)
-    if upper is not None:
+        axis.bar(places, heights, width, yerr=errors or None, error_kw={"lw": 0.8}, label=_label(line), **style)
+    if latency:
         axis.set_yscale("log")
-        least, most = axis.get_ylim()
-        # Plain numbers at powers of ten, and between them on short axes.
-        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if most > 100 * least else (1.0, 2.0, 5.0)))
         axis.yaxis.set_major_formatter("{x:,g}")
-        axis.minorticks_off()
     axis.set_xticks(range(len(actors)), [str(number) for number in actors])
     axis.set_xlabel("actors")
     axis.set_title(title)
@@ -171,9 +146,9 @@ def _bars(axis: Any, rows: list[Row], what: str, value: str, title: str, upper: 
 def _frequency(axis: Any, rows: list[Row]) -> None:
     for line, found in _lines(rows, "pushes", "actors").items():
         style = {"kernel": "o-", "kernel-spin": "s--"}.get(line[1], "^:")
-        rates = [row["per_s"] for row in found.values()]
+        rates = [row["value"] for row in found.values()]
         axis.plot(list(found), rates, style, color=COLOURS[line[0]], ms=4, label=_label(line))
-    ideal = {row["actors"]: row["ideal_per_s"] for row in rows if row["what"] == "pushes"}
+    ideal = {row["actors"]: row["ideal"] for row in rows if row["what"] == "pushes"}
     axis.plot(list(ideal), list(ideal.values()), color="black", lw=0.8, label="ideal: nothing but computing")
     axis.set_xticks(_in_order(rows, "actors"))
     axis.set_xlabel("actors")
@@ -188,9 +163,9 @@ def _breakdown(axis: Any, rows: list[Row]) -> None:
     for number in _in_order(rows, "actors"):
         for system in _in_order(rows, "system"):
             shares = {
-                row["what"]: row["share"]
+                row["what"]: row["value"]
                 for row in rows
-                if (row["system"], row["stack"], row["actors"]) == (system, first[system], number) and "share" in row
+                if (row["system"], row["stack"], row["actors"]) == (system, first[system], number)
             }
             for role in ("actors", "learner"):
                 left = 0.0

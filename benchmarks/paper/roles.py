@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.crew import Crew
-from benchmarks.paper import scene, systems
-from benchmarks.paper.settings import BATCH, Case, parameters
+from benchmarks.paper import systems
+from benchmarks.paper.cases import BATCH, Case, parameters
 from benchmarks.paper.systems import Clock
 from benchmarks.relay import Relay
 
@@ -102,7 +102,7 @@ def measure(case: Case, address: str) -> Measured:
 
 
 def _act(case: Case, address: str, index: int, pipe: Connection) -> None:
-    with systems.open_actor(case, address, index, scene.load(case.scene)) as actor:
+    with systems.open_actor(case, address, index, systems.recorded_rows()) as actor:
         for number in range(case.warm_up):
             actor.push(number)
         actor.pull()

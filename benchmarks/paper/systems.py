@@ -20,13 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from benchmarks.paper.settings import BATCH, STREAMS, Case, parameters
+from benchmarks import recording
+from benchmarks.paper.cases import BATCH, STREAMS, Case, parameters
 from innet_drl.redis.messages import TRANSITIONS, MessageFormat, views
 
 POLICY = "policy"
 QUEUE = "experience"
 _PREFIX = "message_"
 """Prefix of the queue's columns, which avoids clashes with arguments of `Writer.append`."""
+PUSHES = 8
+"""Distinct pushes of an actor, which then repeat."""
+SKIPPED = 100
+"""Recorded steps before them, because games start alike."""
 MAX_PULLED = 4
 """Largest number of messages sampled from the FIFO table at a time: 181 MB in the format `stacks`."""
 ACTOR_MESSAGES = 4
@@ -94,6 +99,15 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
             return
         with innet.Memory([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
+
+
+def recorded_rows() -> Rows:
+    """Rows of `PUSHES` pushes of Breakout, the same for every system."""
+    chosen = recording.load().rows[SKIPPED : SKIPPED + PUSHES * TRANSITIONS // STREAMS]
+    rows = [{name: column[:STREAMS] for name, column in row.items()} for row in chosen]
+    # Repetitions start new stacks.
+    rows[0]["first"] = np.ones(STREAMS, np.bool_)
+    return rows
 
 
 def _redis(address: str) -> Any:

@@ -49,10 +49,11 @@ class Service:
         self.process.wait()
 
 
-def free_port() -> int:
-    """A free TCP port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+def free_port(kind: int = socket.SOCK_STREAM) -> int:
+    """A free port of this machine, by default for TCP."""
+    with socket.socket(socket.AF_INET, kind) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
         return port
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import hiredis
 import numpy as np
+import redis
 from numpy.typing import NDArray
 from redis._parsers import _RESP3Parser
 
-import redis
 from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
+from benchmarks.services import start_redis
 from benchmarks.systems import Address, Service, free_port
 from innet_drl.redis import client as redis_client
 from innet_drl.redis.messages import layout_of, views
@@ -64,7 +65,7 @@ TRANSITION = layout_of(COLUMNS).itemsize
 
 def serve(capacity: int) -> Service:
     address = ("127.0.0.1", free_port())
-    process = redis_client.start_server(address[1])
+    process = start_redis(address[1])
     client = connect(address)
     client.set(CAPACITY, capacity)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import calls
-from benchmarks.paper.settings import SPINNING, NetworkStack
+from benchmarks.services import SPINNING, NetworkStack
 from innet_drl._core import fstack_release
 
 pytestmark = pytest.mark.slow

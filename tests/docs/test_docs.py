@@ -24,7 +24,7 @@ from steps import table
 from training import small
 
 import innet_drl as innet
-from benchmarks.flags import PaperFlags
+from benchmarks.paper.cases import PaperFlags
 from docs._settings import PAGES, filled
 from innet_drl import train
 from innet_drl.analysis.flags import BreakdownFlags

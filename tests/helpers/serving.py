@@ -59,9 +59,12 @@ class Server:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
-        assert " ready on " in ready, ready
+        if " ready on " not in ready:
+            # It ends, and has printed why.
+            self.wait()
+            raise AssertionError(f"no server listens at {self.address}: {ready}")
         # With port 0 the system chose one, which the next process gets, too.
-        self.address = ready.split()[-1]
+        self.address = ready.partition(" ready on ")[2].split()[0]
 
     @property
     def pid(self) -> int:

@@ -16,9 +16,9 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import lz4.block
 import numpy as np
+import redis
 from numpy.typing import NDArray
 
-import redis
 from innet_drl.redis.client import connect
 from innet_drl.redis.messages import (
     TRANSITIONS,
@@ -69,10 +69,6 @@ class RedisStore:
         self._layout = layout_of({**_VERSION, **arrays})
         self._client = connect(server, password)
         self._call(self._client.ping)
-
-    def version(self) -> str:
-        """Returns the release of the Redis."""
-        return str(self._call(lambda: self._client.info("server"))["redis_version"])
 
     def holds_experience(self) -> bool:
         """Whether keys of this run's name exist."""

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("redis", reason="redis-py is not installed: pip install 'innet-drl[redis]'")
 
 import brought
+import redis
 from redis_server import running
 from training import lines, small
 
-import redis
-from benchmarks.services import free_port
+from benchmarks.systems import free_port
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.redis.memory import RedisMemory

@@ -1,0 +1,178 @@
+"""Flags, systems, formats, sizes and cases of `python -m benchmarks paper`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.services import NetworkStack
+from benchmarks.tasks import PARAMETERS
+from innet_drl.redis.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.memory import memory_settings
+
+STREAMS = 8
+"""Environments of an actor: 25 steps of each are a push."""
+BATCH = 512
+"""Transitions of the learner's batch."""
+CAPACITY = 4_000
+"""Capacity of a replay in transitions: 0.9 GB in the paper's format. Sampling from a million takes as long."""
+PARAMETERS_EVERY = 50
+"""Updates between two versions of the parameters over an emulated link. In the paper's cases each update has one."""
+
+SYSTEMS = {
+    "redis": "Redis on kernel TCP",
+    "shared": "in-network shared memory",
+    "sampling": "in-network sampling",
+    "ahead": "in-network sampling, sampled ahead",
+    "edge": "edge server, sampled ahead",
+}
+"""The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
+samples; optimization 2 with prefetching; and this with the server beside the actors instead of in the middle of the
+link, which needs a delay."""
+FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
+
+SPEC = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
+
+DEFAULTS: Mapping[str, Any] = {
+    "actors": (1, 2, 4, 8),
+    "systems": ("redis", "shared", "sampling", "ahead"),
+    "stacks": ("kernel", "kernel-spin", "fstack"),
+    "formats": ("stacks", "frames"),
+    "actor_ms": 800.0,
+    "update_ms": 500.0,
+}
+"""The paper's cases."""
+DELAYED_DEFAULTS: Mapping[str, Any] = {
+    "actors": (2,),
+    "systems": ("redis", "sampling", "ahead", "edge"),
+    "stacks": ("kernel",),
+    "formats": ("frames",),
+    "actor_ms": 100.0,
+    "update_ms": 10.0,
+}
+"""Cases over an emulated link. The computing times of the paper would hide every delay."""
+
+
+@dataclass(frozen=True)
+class PaperFlags:
+    """The evaluation of Furukawa and Matsutani (2022): a Redis beside a shared memory and a replay in the network."""
+
+    actors: tuple[int, ...] = ()
+    """Numbers of actors: 1 2 4 8 by default, with --delay-ms 2."""
+    systems: tuple[Literal["redis", "shared", "sampling", "ahead", "edge"], ...] = ()
+    """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
+    sampling (optimization 2), `ahead` in-network sampling of the next batches while the learner trains. With --delay-ms
+    also `edge`: as `ahead`, with the server beside the actors."""
+    stacks: tuple[Literal["kernel", "kernel-spin", "fstack"], ...] = ()
+    """Network stacks of the innet-replay server: `kernel`, `kernel-spin` with both ends spinning, `fstack`; with
+    --delay-ms `kernel` by default."""
+    formats: tuple[Literal["stacks", "frames"], ...] = ()
+    """`stacks` is the paper's format, float32 stacks; `frames` is each frame once, packed; with --delay-ms `frames` by
+    default."""
+    delay_ms: tuple[float, ...] = ()
+    """One-way delays between actors and learner, for example `0.05 5 20`, over an emulated link."""
+    link_mbit: float = 0.0
+    """Rate of the emulated link in Mbit/s; 0 has no limit."""
+    seconds: float = 10.0
+    """Duration of each case."""
+    actor_ms: float | None = None
+    """Simulated computing time of an actor for one push of 200 transitions: 800 by default, with --delay-ms 100."""
+    update_ms: float | None = None
+    """Simulated computing time of the learner for one update: 500 by default, with --delay-ms 10."""
+    redis: str | None = None
+    """Address of a running Redis (`redis://host:port`), instead of a new one on this machine."""
+    redis_stack: str = "kernel"
+    """Network stack of the Redis, for the results: `fstack` if it runs on F-Stack."""
+    redis_link: str = "loopback"
+    """Link to the Redis, for the results: loopback, veth, memif or NIC."""
+    fstack_server: Path | None = None
+    """F-Stack's configuration file for the server (`innet-replay serve --stack-config`)."""
+    fstack_listen: str = "innet://10.0.0.2:7710"
+    """Address of F-Stack's port that the server listens on."""
+    fstack_client: str | None = None
+    """F-Stack's configuration file for a client; `{index}` in its name is the client's number, 0 for the learner."""
+    fstack_link: str = "memif"
+    """Link under F-Stack, for the results: veth, memif or NIC."""
+
+    def complete(self) -> Any:
+        """Returns the flags with defaults for those that are not given.
+
+        Raises:
+            SystemExit: A flag is unusable.
+        """
+        defaults = DELAYED_DEFAULTS if self.delay_ms else DEFAULTS
+        given = {name: value for name in defaults if (value := getattr(self, name)) not in (None, ())}
+        flags: PaperFlags = dataclasses.replace(self, **{**defaults, **given})
+        if min(flags.actors) < 1:
+            raise SystemExit("--actors: numbers of at least 1")
+        if min(flags.delay_ms, default=0) < 0 or not np.isfinite(flags.delay_ms).all():
+            raise SystemExit("--delay-ms: numbers of at least 0, such as 0.05 5 20")
+        if flags.link_mbit < 0 or (flags.link_mbit and not flags.delay_ms):
+            raise SystemExit(f"--link-mbit {flags.link_mbit:g}: it is above 0, or 0 for no limit, beside --delay-ms")
+        if "edge" in flags.systems and not flags.delay_ms:
+            raise SystemExit("--systems edge: it belongs beside --delay-ms")
+        return flags
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement: a system on a network stack, with a format and a number of actors."""
+
+    system: str
+    stack: NetworkStack
+    format: str
+    actors: int
+    seconds: float
+    """Duration of the measurement."""
+    actor_ms: float
+    """Simulated computing time of one push."""
+    update_ms: float
+    """Simulated computing time of one update."""
+    delay_ms: float | None = None
+    """One-way delay between actors and learner; `None` for no emulated link."""
+    link_mbit: float = 0.0
+    """Rate of the emulated link; 0 has no limit."""
+
+    @property
+    def parameters_every(self) -> int:
+        """Updates between publications of the learner, and pushes between pulls of an actor."""
+        return 1 if self.delay_ms is None else PARAMETERS_EVERY
+
+    @property
+    def warm_up(self) -> int:
+        """Pushes of each actor before the measurement, which fill the replay with more than two batches."""
+        return -(-2 * BATCH // (TRANSITIONS * self.actors)) + 1
+
+    def messages(self) -> MessageFormat:
+        """The format of the case's messages."""
+        config = Config(
+            environment="atari/breakout",
+            stack=SPEC.stack,
+            environments=STREAMS,
+            n_step=3,
+            capacity=CAPACITY,
+            min_size=2 * BATCH,
+            batch_size=BATCH,
+            chunk_steps=TRANSITIONS // STREAMS,
+            max_bytes=8 << 30,
+            # Tables of serial runs have no rate limiter, which would delay pushes and samples.
+            serial=True,
+        )
+        settings = memory_settings(config, SPEC, "replay", {})
+        if self.format == "frames":
+            return FrameFormat(settings)
+        # As in the paper, messages and memory are uncompressed.
+        return StackFormat(settings, codec="none")
+
+
+def parameters() -> dict[str, NDArray[np.float32]]:
+    """Random parameters of the size of the paper's network."""
+    return {"weights": np.random.default_rng(0).random(PARAMETERS, np.float32)}
