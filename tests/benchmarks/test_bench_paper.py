@@ -89,24 +89,6 @@ def test_throughput_and_bytes_against_the_delay(measured: Measure, tmp_path: Pat
     assert "one-way delay" in (tmp_path / "out.svg").read_text()
 
 
-def test_a_picture_keeps_what_is_seen() -> None:
-    drawn = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><metadata/>
-        <g id="a"><path d="M 0.123
-        L 1 2.96" style="fill: red"/></g><g id="b"><path d="M 3 4" style="fill: red"/></g>
-        <path id="mark" d="M 0 0" style="fill: red"/><use xlink:href="#mark" x="2.04"/>
-        <g clip-path="url(#c1.25)"><text style="font-size: 8px; font-family: 'DejaVu Sans'">1.25</text></g></svg>"""
-    lines = pictures.lean(drawn).splitlines()
-    assert lines[1:] == [
-        '<path d="M 0.1 L 1 3 M 3 4" style="fill: red" />',
-        '<path id="mark" d="M 0 0" style="fill: red" />',
-        '<use xlink:href="#mark" x="2" />',
-        '<g clip-path="url(#c1.25)">',
-        '<text style="font-size: 8px;">1.25</text>',
-        "</g>",
-        "</svg>",
-    ]
-
-
 def test_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is no Redis the command says so."""
     flags = [*SHORT, "--systems", "redis", "--formats", "frames"]

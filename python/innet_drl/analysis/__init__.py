@@ -6,5 +6,5 @@
 - `tables.py`: results, settings, machines, shares of time; `report.html` is the template of the page
 - `breakdown.py`: the time of each process by activity, with its flags in `flags.py`; `bars.py` reads it,
   `bar_picture.py` draws it, `trace.py` writes a trace
-- `pictures.py`: small SVG files from matplotlib
+- `pictures.py`: files and SVG elements from matplotlib
 """

@@ -1,8 +1,7 @@
-"""Line charts as SVG in the page's colours, with long curves downsampled."""
+"""Line charts as SVG, in colours for light and dark pages, with long curves downsampled."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,28 +18,29 @@ Values = NDArray[np.float64]
 
 POINTS = 300
 """Largest number of points of a curve; each is the mean of a group, with a band from its minimum to its maximum."""
-SERIES = 8
-"""Number of colours for curves."""
+COLOURS = ("#2a78d6", "#e2601f", "#17936a", "#b87900", "#cf5186", "#5a8f2f", "#7668d0", "#d03b3b")
+"""Colours of curves."""
+SERIES = len(COLOURS)
 NEUTRAL = -1
-"""Series of a dashed curve in the text colour, such as a target."""
+"""Series of a dashed grey curve, such as a target."""
+GREY, PALE = "#7d7c78", "#80808055"
+"""Colours of text and grid."""
 DASHES = ("solid", "dashed", "dotted")
 """Styles of curves, for more curves than colours."""
 LOGARITHMIC = 300.0
 """Ratio of the largest to the smallest value above which a chart may have a logarithmic axis."""
-INK, GRID = "#0000b0", "#0000b1"
-"""Placeholders for the page's CSS colours of text and grid, which `_coloured` replaces."""
 SETTINGS: dict[Any, object] = pictures.SETTINGS | {
     "font.size": 9,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "text.color": GREY,
+    "axes.edgecolor": PALE,
+    "axes.labelcolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": GRID,
+    "grid.color": PALE,
     "grid.linewidth": 0.5,
     "axes.spines.left": False,
 }
@@ -66,8 +66,8 @@ class Curve:
 
     @property
     def colour(self) -> str:
-        """Its colour on the page."""
-        return "var(--ink-2)" if self.series == NEUTRAL else f"var(--s{self.series % SERIES})"
+        """Its colour."""
+        return GREY if self.series == NEUTRAL else COLOURS[self.series % SERIES]
 
     @property
     def last(self) -> float | None:
@@ -111,7 +111,7 @@ def reduced(x: Values, y: Values, points: int = POINTS) -> tuple[Values, Values,
 
 
 def draw(chart: Chart) -> str:
-    """Draws a chart as an SVG element, whose colours are variables of the page."""
+    """Draws a chart as an SVG element."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(4.6, 2.3), layout="constrained")
         axis = figure.add_subplot()
@@ -121,11 +121,11 @@ def draw(chart: Chart) -> str:
             for curve in chart.drawn:
                 _draw_curve(axis, curve)
         _label(axis, chart)
-        return _coloured(pictures.svg_of(figure))
+        return pictures.svg_of(figure)
 
 
 def _draw_curve(axis: Any, curve: Curve) -> None:
-    style = {"color": _stand_in(curve), "alpha": None if curve.opacity == 1.0 else curve.opacity}
+    style = {"color": curve.colour, "alpha": None if curve.opacity == 1.0 else curve.opacity}
     if curve.markers:
         kept = np.isfinite(curve.y)
         x, y = curve.x[kept], curve.y[kept]
@@ -147,7 +147,7 @@ def _draw_stack(axis: Any, chart: Chart) -> None:
         return
     parts = [reduced(curve.x, np.nan_to_num(curve.y))[:2] for curve in chart.drawn]
     x = parts[0][0]
-    axis.stackplot(x, *(y for _, y in parts), colors=[_stand_in(curve) for curve in chart.drawn], alpha=0.8, lw=0)
+    axis.stackplot(x, *(y for _, y in parts), colors=[curve.colour for curve in chart.drawn], alpha=0.8, lw=0)
     axis.set_ylim(0, 1)
 
 
@@ -170,13 +170,3 @@ def _label(axis: Any, chart: Chart) -> None:
         if 0 <= values.min() <= values.max() / 2:
             axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1e4 else short(value))
-
-
-def _stand_in(curve: Curve) -> str:
-    return INK if curve.series == NEUTRAL else f"#0000a{curve.series % SERIES}"
-
-
-def _coloured(svg: str) -> str:
-    svg = re.sub(r"#0000a(\d)", r"var(--s\1)", svg)
-    svg = svg.replace(INK, "var(--ink-2)").replace(GRID, "var(--grid)")
-    return svg[svg.index("<svg") :]
