@@ -173,7 +173,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 python-test: build ## Python tests, the check of the stub, and the examples of the documents
 	$(PYTEST) -m 'not slow'
 
-python-test-all: python-test $(if $(filter x86_64,$(shell uname -m)),wheel) ## also the slow ones: launchers, papers, examples, the wheel
+python-test-all: python-test $(if $(filter x86_64,$(shell uname -m)),wheel) ## also the slow ones: launchers, benchmarks, examples, the wheel
 	$(PYTEST) -m slow
 
 # Named one by one: uv takes the oldest releases of what it is asked for, not of what that needs. Wants the network.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -141,19 +141,6 @@ def _together(call: Callable[[Any], None], writers: list[Any]) -> None:
     """Calls with each writer in a thread of its own; a single writer needs none."""
     if len(writers) == 1:
         return call(writers[0])
-    failures: list[BaseException] = []
-
-    def guarded(writer: Any) -> None:
-        try:
-            call(writer)
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=guarded, args=(writer,)) for writer in writers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(writers)) as pool:
+        list(pool.map(call, writers))
     return None

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.link import PYTHON
 from benchmarks.systems import ENVIRONMENTS
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +129,7 @@ def _worker(entry: Entry) -> Iterator[Worker]:
     python = interpreter(entry.system)
     assert python is not None
     here, there = socket.socketpair()
-    environment = os.environ | {"PYTHONPATH": str(ROOT), PYTHON: sys.executable}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [python, "-m", "benchmarks.worker", str(there.fileno()), entry.system, entry.task]
     with here, there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import numpy as np
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.processes import peak_bytes
 from innet_drl import datasets
 
 SHAPES: dict[str, tuple[Any, int]] = {"vectors": (("float32", (4,)), 400_000), "frames": (("uint8", (84, 84)), 40_000)}
@@ -164,13 +166,8 @@ def _way(way: str, kind: str, path: Path) -> float:
     return time.perf_counter() - began
 
 
-def _peak() -> int:
-    """Largest resident memory of this process, in bytes; `ru_maxrss` begins with that of its parent."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return 1024 * int(line.split()[1])
-
-
 if __name__ == "__main__":
     _, way, kind, path = sys.argv
     seconds = _way(way, kind, Path(path))
-    print(seconds, _peak())
+    # `ru_maxrss` begins with that of the parent process.
+    print(seconds, peak_bytes(os.getpid()))

@@ -64,6 +64,13 @@ class Writer:
         if self.failure is not None:
             raise self.failure
 
+    def count(self, stored: np.ndarray, counts: dict[str, int]) -> None:
+        """Counts steps that are stored, doubled and missing, from the tags that the servers have."""
+        unique = np.unique(stored)
+        counts["steps"] += len(unique)
+        counts["doubled"] += len(stored) - len(unique)
+        counts["missing"] += len(np.setdiff1d(np.arange(self.acknowledged), unique))
+
     def _run(self) -> None:
         try:
             with innet.connect(self._address, tables=[QUEUE], timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
@@ -142,6 +149,13 @@ class Restart:
     the last snapshot."""
     counted_s: float
     """Time from the start until the statistics had all writers as connected."""
+
+    def count(self, counts: dict[str, int]) -> None:
+        """Counts losses and late statistics."""
+        counts["miscounted"] += self.counted_s > COUNTED_WITHIN_S
+        counts["told"] += len(self.told)
+        counts["lost"] += sum(lost for lost, _ in self.told)
+        counts["lost_before_snapshot"] += sum(before for _, before in self.told)
 
 
 class Killable(Protocol):
@@ -224,10 +238,7 @@ def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str,
                     for _ in range(kills):
                         pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
                         restart = kill(server, writers, memory, pause_s, peaks)
-                        counts["miscounted"] += restart.counted_s > COUNTED_WITHIN_S
-                        counts["told"] += len(restart.told)
-                        counts["lost"] += sum(lost for lost, _ in restart.told)
-                        counts["lost_before_snapshot"] += sum(before for _, before in restart.told)
+                        restart.count(counts)
             finally:
                 ended.set()
                 for writer in writers:
@@ -235,10 +246,7 @@ def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str,
                 learner.join()
             stored = tags(server.address, load.writers)
         for writer in writers:
-            unique = np.unique(stored[writer.number])
-            counts["steps"] += len(unique)
-            counts["doubled"] += len(stored[writer.number]) - len(unique)
-            counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
+            writer.count(stored[writer.number], counts)
     return counts, max(peaks)
 
 
@@ -277,5 +285,10 @@ def killed(
     system = "server with snapshots, killed"
     about = {"writers": writers, "server_bytes": server_bytes, "client_bytes": client_bytes}
     report.line("killed", system, total["steps"], "steps", kills=times, lost=total["lost"], told=total["told"], **about)
+    close("killed", system, total)
+
+
+def close(benchmark: str, system: str, counts: dict[str, int]) -> None:
+    """Prints the goals of the counts."""
     for name, goal in GOALS.items():
-        report.closing("killed", system, goal=goal, steps=total[name], met=not total[name])
+        report.closing(benchmark, system, goal=goal, steps=counts[name], met=not counts[name])

@@ -1,5 +1,7 @@
 """A relay on loopback that emulates a link to a server: a delay and a rate, without TCP's congestion control.
 
+It needs only the standard library, because workers in the environments of peers use it, too.
+
 Its threads sleep until each piece of data is due. Pieces are about 10 µs late on an idle machine, at up to 1 GB/s
 (docs/explanation/decisions.md).
 """
@@ -10,6 +12,8 @@ import contextlib
 import ctypes
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Self
@@ -98,6 +102,44 @@ class Relay:
             self._open -= ends
 
 
+class RelayProcess:
+    """A relay in a process of its own, which takes no time of the measured one.
+
+    Args:
+        to: Host and port of the server.
+        each_way_ms: One-way delay in milliseconds.
+    """
+
+    def __init__(self, to: tuple[str, int], each_way_ms: float = 0.0) -> None:
+        command = [sys.executable, "-m", "benchmarks.relay", "{}:{}".format(*to), str(each_way_ms)]
+        pipe = subprocess.PIPE
+        self._relay = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        host, port = self._answer().split(":")
+        self.address = host, int(port)
+        """Address for clients."""
+
+    @property
+    def bytes(self) -> int:
+        """TCP payload bytes so far, in both directions."""
+        print(file=self._relay.stdin, flush=True)
+        return int(self._answer())
+
+    def _answer(self) -> str:
+        assert self._relay.stdout is not None
+        return self._relay.stdout.readline()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._relay.terminate()
+        self._relay.communicate()
+
+
 class _Direction:
     """One direction of a link, which all connections share."""
 
@@ -149,3 +191,11 @@ def _shut(end: socket.socket, how: int) -> None:
     """Shuts a socket down; ignores errors of a closed connection."""
     with contextlib.suppress(OSError):
         end.shutdown(how)
+
+
+if __name__ == "__main__":
+    with Relay(sys.argv[1], delay=1e-3 * float(sys.argv[2])) as running:
+        print(running.address, flush=True)
+        # Until its input ends, each line asks for the bytes so far.
+        for _ in sys.stdin:
+            print(sum(running.bytes), flush=True)

@@ -11,8 +11,8 @@ from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
-from benchmarks.link import Link
 from benchmarks.recording import STREAMS, record
+from benchmarks.relay import RelayProcess
 from benchmarks.systems.innet import VIEW, rows, table, url
 
 BATCH = 512
@@ -28,7 +28,7 @@ class Learner:
         ]
         if each_way_ms:
             at = [address.removeprefix("innet://").split(":") for address in addresses]
-            links = [stack.enter_context(Link((host, int(port)), each_way_ms)) for host, port in at]
+            links = [stack.enter_context(RelayProcess((host, int(port)), each_way_ms)) for host, port in at]
             addresses = [url(link.address) for link in links]
         self._addresses = addresses
         tables = [table(servers * -(-steps // servers))]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.processes import peak_bytes, resident_bytes
 from benchmarks.turns import Rates, clients, compare, turn
 
 GOAL, MEMORY_GOAL = 0.9, 1.1
@@ -33,14 +33,14 @@ def snapshots(steps: int = 50_000, every: float = 1.0, pairs: int = 60) -> None:
         seconds: list[float] = []
         found: list[tuple[Rates, Rates]] = []
         unpaired: dict[bool, Rates] = {}
-        resident = _bytes(server.pid, "VmRSS")
+        resident = resident_bytes(server.pid)
         while len(found) < pairs:
             before = memory.stats()["snapshots"]["saved"]
             rates = turn(memory, every / 2)
             saved = memory.stats()["snapshots"]
             if saved["saved"] == 0:
                 # Baseline memory, before the first snapshot.
-                resident = _bytes(server.pid, "VmRSS")
+                resident = resident_bytes(server.pid)
             if before == 0:
                 continue
             unpaired[saved["saved"] > before] = rates
@@ -49,13 +49,7 @@ def snapshots(steps: int = 50_000, every: float = 1.0, pairs: int = 60) -> None:
             if len(unpaired) == 2:
                 found.append((unpaired.pop(True), unpaired.pop(False)))
         compare("snapshots", "with a snapshot", GOAL, found)
-        peak = _bytes(server.pid, "VmHWM") / resident
+        peak = peak_bytes(server.pid) / resident
         more = {"every_s": every, "bytes": saved["bytes"], "duration_s": statistics.median(seconds)}
         goal = f"peak memory at most {MEMORY_GOAL:g} of before"
         report.closing("snapshots", "with a snapshot", goal=goal, ratio=peak, met=peak <= MEMORY_GOAL, **more)
-
-
-def _bytes(pid: int, name: str) -> int:
-    """Bytes in a line of `/proc/PID/status`, by its name."""
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
-    return int(line.split()[1]) << 10

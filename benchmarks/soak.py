@@ -16,7 +16,7 @@ from benchmarks import report
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "soak"
 RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
-# Tests of documents, packages and papers have neither waits nor races.
+# Tests of documents, packages, analyses and benchmarks have neither waits nor races.
 FOLDERS = ("replay", "server", "distributed", "launch", "train")
 # On busy cores a node of Ray takes minutes to start, and a test with three of them a quarter of an hour.
 RAY = "tests/launch/test_ray.py"

@@ -19,7 +19,7 @@ from serving import SERVE
 
 import innet_drl as innet
 from benchmarks import killed, report
-from benchmarks.killed import COUNTED_WITHIN_S, GOALS, PATIENCE_S, VIEW, Writer
+from benchmarks.killed import GOALS, PATIENCE_S, VIEW, Writer
 
 SUPERVISOR = 'while :; do "$@" & echo $! > "$0"; wait $!; sleep .1; done'
 """A shell's loop: `$0` is the file of the server's process number."""
@@ -112,10 +112,7 @@ def supervised(
                 pause_s = generator.uniform(0, 2e-3 * every_ms)
                 restart = killed.kill(server, each_writer, server.memory, pause_s, peaks, others)
                 counted_s.append(round(restart.counted_s, 2))
-                counts["miscounted"] += restart.counted_s > COUNTED_WITHIN_S
-                counts["told"] += len(restart.told)
-                counts["lost"] += sum(lost for lost, _ in restart.told)
-                counts["lost_before_snapshot"] += sum(before for _, before in restart.told)
+                restart.count(counts)
                 placed.append(round(_placed(address, all_of, writers), 2))
                 print(f"{number + 1} kills: {counts}, {counted_s[-1]} s, {placed[-1]}", file=sys.stderr, flush=True)
         finally:
@@ -125,16 +122,11 @@ def supervised(
             learner.join()
         tags = [killed.tags(server.address, writers) for server in all_of]
     for writer in each_writer:
-        stored = np.concatenate([of[writer.number] for of in tags])
-        unique = np.unique(stored)
-        counts["steps"] += len(unique)
-        counts["doubled"] += len(stored) - len(unique)
-        counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
+        writer.count(np.concatenate([of[writer.number] for of in tags]), counts)
     system = f"{servers} servers with snapshots, killed under a supervisor"
     about: dict[str, Any] = {"kills": times, "lost": counts["lost"], "told": counts["told"], "writers": writers}
     about |= {"counted_s": counted_s, "placed": placed, "server_bytes": max(peaks)}
     report.line("supervised", system, counts["steps"], "steps", **about)
-    for name, goal in GOALS.items():
-        report.closing("supervised", system, goal=goal, steps=counts[name], met=not counts[name])
+    killed.close("supervised", system, counts)
     goal = f"of {writers} new writers a server has at most {PLACED_WITHIN} times the mean"
     report.closing("supervised", system, goal=goal, times_mean=max(placed), met=max(placed) <= PLACED_WITHIN)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks import recording
 from benchmarks.clients import PUSH, Clients
-from benchmarks.link import Link
 from benchmarks.processes import cpu_seconds, resident_bytes
+from benchmarks.relay import RelayProcess
 from benchmarks.systems import Address, Service
 
 PARAMETERS = 3_292_837
@@ -100,7 +100,7 @@ class _FedHere(_Fed):
         self, system: ModuleType, capacity: int, through: bool, server: dict[str, Any] | None, **settings: Any
     ) -> None:
         super().__init__(system, capacity, server)
-        self.link = Link(self.service.address) if through else None
+        self.link = RelayProcess(self.service.address) if through else None
         self.writer = system.Writer(self.link.address if self.link else self.service.address, **settings)
         # The first pushes include connecting and opening, which are not measured.
         self.push(LEAST)
@@ -193,7 +193,7 @@ class SampleOverLink(Sample):
         super().__init__(system, **settings)
 
     def address(self) -> Address:
-        self._link = Link(self.service.address, self._each_way_ms)
+        self._link = RelayProcess(self.service.address, self._each_way_ms)
         return self._link.address
 
     def close(self) -> None:

@@ -11,15 +11,16 @@ python examples/edge_cloud.py --role learner --server innet://EDGE:7710       # 
 import argparse
 import contextlib
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from client_server import RATIO, run_actor
 from dqn_cartpole import BATCH_SIZE, TABLE, VIEW, Learner, evaluate, make_table
 
 import innet_drl as innet
-from benchmarks.relay import Relay
 
 ACTORS = 2
 # Publishing waits for the answer, so each version costs the learner a round trip.
@@ -77,7 +78,10 @@ def main() -> None:
     else:
         with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
             (edge,) = server.addresses
-            # The emulated link of the benchmarks and tests.
+            # The emulated link of the benchmarks, which are beside the examples.
+            sys.path.append(str(Path(__file__).parents[1]))
+            from benchmarks.relay import Relay
+
             link = Relay(edge.removeprefix("innet://"), delay=flags.delay_ms / 1e3)
             with running_actors(edge, flags.seed), link:
                 learn(f"innet://{link.address}", flags.updates)

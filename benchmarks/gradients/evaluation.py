@@ -198,6 +198,7 @@ class _Bench:
             counts[system, loss] = int(np.clip(flags.seconds / np.median(took), MIN_SUMS, MAX_SUMS))
         times: dict[Any, list[float]] = {case: [] for case in cases}
         cpu = dict.fromkeys(cases, 0.0)
+        counted: dict[str, NDArray[np.float64]]
         counted = {system: np.zeros(3) for system in flags.systems if system in TRANSPORTS and not flags.link_mbit}
         for _ in range(flags.rounds):
             for system, loss in cases:

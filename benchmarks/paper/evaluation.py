@@ -40,13 +40,13 @@ TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
 """Shares of the time of actors and learner; all except the first of each are communication."""
 
 
-def paper(flags: Annotated[PaperFlags, tyro.conf.arg(name="")]) -> None:
+def paper(given: Annotated[PaperFlags, tyro.conf.arg(name="")]) -> None:
     """The evaluation of Furukawa and Matsutani (2022): a Redis beside a shared memory and a replay in the network.
 
     Raises:
         SystemExit: A flag is unusable, or a case cannot be measured.
     """
-    flags = flags.complete()
+    flags = given.complete()
     systems, stacks = list(flags.systems), list(_stacks(flags))
     if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
         _left_out("redis", reason)

@@ -281,18 +281,18 @@ def analyze(arguments: Sequence[str]) -> None:
         print(ANALYZE_USAGE, end="")
         return
     analyses = {
-        "breakdown": ("analysis", "BreakdownFlags"),
-        "ratio": ("analysis.sweep", "RatioFlags"),
-        "what-if": ("analysis.sweep", "WhatIfFlags"),
+        "breakdown": ("BreakdownFlags", "breakdown"),
+        "ratio": ("RatioFlags", "sweep.ratio"),
+        "what-if": ("WhatIfFlags", "sweep.what_if"),
     }
     if what not in analyses:
         raise ConfigurationError("innet-drl analyze has breakdown, ratio and what-if: innet-drl analyze ratio --help")
+    from innet_drl.analysis import flags
     from innet_drl.train.flags import parse
 
-    package, name = analyses[what]
-    flags = getattr(importlib.import_module(f"innet_drl.{package}.flags"), name)
-    parsed = parse(flags, f"analyze {what}", arguments[1:])
-    importlib.import_module(f"innet_drl.{package}.{what.replace('-', '_')}").run(parsed)
+    name, module = analyses[what]
+    parsed = parse(getattr(flags, name), f"analyze {what}", arguments[1:])
+    importlib.import_module(f"innet_drl.analysis.{module}").run(parsed)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
 from innet_drl.analysis.sweep import cache
-from innet_drl.analysis.sweep.flags import RatioFlags
 from innet_drl.analysis.sweep.point import busy_seconds
 from innet_drl.analysis.sweep.ratio import lists_of
 from innet_drl.cli import main

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from innet_drl.analysis.sweep.flags import WhatIfFlags
+from innet_drl.analysis.flags import WhatIfFlags
 from innet_drl.analysis.sweep.knee import curve_of, knee, recommended
 from innet_drl.analysis.sweep.machine import Gpu, Machine
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors, throughput

@@ -111,7 +111,8 @@ def test_the_report_of_a_run_has_everything_in_one_file(
     assert page.rows["numpy"] == [np.__version__]
     for title in ("Score", "Score of each actor", "Q-loss", "Memory", "Replay ratio", "Throughput of each actor"):
         assert page.charts[title] > 0, title
-    assert page.charts["Who waits"] > 0
+    for title in ("The learner waits for samples", "The actors wait for the learner"):
+        assert page.charts[title] > 0, title
     assert {"actor 0", "actor 1"} <= {word.rpartition(" ")[0] for word in page.source.replace("<", ">").split(">")}
     for role, metric in (("Learner", "learner_time"), ("Actors", "actor_time")):
         rows = page.source.split(f"<h3>{role}</h3>")[1].split("</table>")[0]

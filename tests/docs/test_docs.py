@@ -27,8 +27,7 @@ import innet_drl as innet
 from benchmarks.paper.cases import PaperFlags
 from docs._settings import PAGES, filled
 from innet_drl import train
-from innet_drl.analysis.flags import BreakdownFlags
-from innet_drl.analysis.sweep.flags import RatioFlags, WhatIfFlags
+from innet_drl.analysis.flags import BreakdownFlags, RatioFlags, WhatIfFlags
 from innet_drl.train.config import Config
 from innet_drl.train.flags import ActorFlags, EvaluateFlags, LearnerFlags, RecordFlags, ReportFlags, TrainFlags
 from innet_drl.train.metrics import Metrics

@@ -1,10 +1,12 @@
-"""Reports on runs: `innet-drl report`, `innet-drl analyze breakdown`, and SVG files, also for the benchmarks.
+"""Analyses of runs and machines: `innet-drl report`, `innet-drl analyze`.
 
-- `report.py`: the command's function, from runs to one HTML file
-- `recorded_run.py`: a run as its folder records it
-- `charts.py`: the charts of one or several runs; `drawing.py` draws them as SVG
-- `tables.py`: results, settings, machines, shares of time; `report.html` is the template of the page
-- `breakdown.py`: the time of each process by activity, with its flags in `flags.py`; `bars.py` reads it,
-  `bar_picture.py` draws it, `trace.py` writes a trace
-- `pictures.py`: files and SVG elements from matplotlib
+| files | subject |
+| --- | --- |
+| `report`, `report.html` | the function of `innet-drl report`, from runs to one HTML file, and its template |
+| `recorded_run` | a run as its folder records it |
+| `charts`, `drawing`, `tables` | charts and tables of one or several runs |
+| `breakdown`, `bars`, `bar_picture`, `trace` | the time of each process by activity, as table, picture and trace |
+| `pictures` | files and SVG elements by matplotlib |
+| `flags` | flags of `innet-drl analyze` |
+| `sweep` | how many actors, threads and environments a machine needs: `analyze ratio`, `what-if`, `--actors auto` |
 """

@@ -27,18 +27,17 @@ def draw(breakdowns: Sequence[Breakdown], path: Path) -> None:
     rows = [(breakdown, bar) for breakdown in breakdowns for bar in breakdown.shown]
     with pictures.drawing(path, 8, 1.4 + 0.32 * len(rows)) as figure:
         axis = figure.add_subplot()
-        shown = dict.fromkeys(activity for _, bar in rows for activity in bar.shares)
+        left = [0.0] * len(rows)
         for kind, activities in KINDS.items():
-            present = [activity for activity in activities if activity in shown]
+            present = [activity for activity in activities if any(activity in bar.shares for _, bar in rows)]
             for number, activity in enumerate(present):
                 colour = mpl.colormaps[COLOURS[kind]](0.1 + 0.7 * (number + 1) / (len(present) + 1))
-                for row, (_, bar) in enumerate(rows):
-                    share = bar.shares.get(activity, 0.0)
-                    left = _left(bar.shares, activity)
-                    label = activity if row == 0 else None
-                    axis.barh(row, share, THIN if bar.thread else HEIGHT, left, color=colour, label=label)
-                    if share >= LABELLED:
-                        axis.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=6)
+                shares = [bar.shares.get(activity, 0.0) for _, bar in rows]
+                heights = [THIN if bar.thread else HEIGHT for _, bar in rows]
+                drawn = axis.barh(range(len(rows)), shares, heights, left, color=colour, label=activity)
+                labels = [f"{share:.0%}" if share >= LABELLED else "" for share in shares]
+                axis.bar_label(drawn, labels, label_type="center", fontsize=6)
+                left = [before + share for before, share in zip(left, shares, strict=True)]
         several = len(breakdowns) > 1
         names = [f"{breakdown.path.name}: {bar.name}" if several else bar.name for breakdown, bar in rows]
         axis.set_yticks(
@@ -50,9 +49,3 @@ def draw(breakdowns: Sequence[Breakdown], path: Path) -> None:
         axis.xaxis.set_major_formatter("{x:.0%}")
         axis.set_xlabel("share of the process's time")
         figure.legend(loc="outside lower center", ncols=5, fontsize=7)
-
-
-def _left(shares: dict[str, float], activity: str) -> float:
-    """Sum of the shares before an activity, in the order of the kinds."""
-    order = [name for activities in KINDS.values() for name in activities]
-    return sum(shares.get(name, 0.0) for name in order[: order.index(activity)])

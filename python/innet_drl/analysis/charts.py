@@ -3,127 +3,99 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from innet_drl.analysis.drawing import NEUTRAL, SERIES, Chart, Curve, Values
 from innet_drl.analysis.recorded_run import RecordedRun
 
-WAITS_FOR_SAMPLES = "learner_time/wait for a batch"
+Metrics = str | dict[str, str]
+"""Name of a metric, or names of metrics by their labels."""
+AT_END = "at the end"
+"""Label of the only curve of a chart; the legend has its last value."""
+AVERAGE = "mean of the last 100 games"
 
 
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """Returns the charts of runs of one environment. With several runs each run is a curve."""
-    return _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
+    """Returns the charts of runs of one environment.
 
-
-def _of_one(run: RecordedRun) -> list[Chart]:
-    score = [
-        _curve(run, "return_mean", "mean of the last 100 games", 0),
-        _curve(run, "evaluation_mean", "evaluation", 1, markers=True),
-        _curve(run, "return_best", "best game", 2),
+    With one run a chart has a curve for each of its metrics. With several it has a curve for each run, of the first
+    metric, and charts of details are left out.
+    """
+    of = functools.partial(_chart, runs)
+    ratios = {"reached": "samples_per_insert_now", "reached since the start": "samples_per_insert"}
+    by_target = {run.last("samples_per_insert_target"): run for run in runs}
+    targets = [_curve(run, "samples_per_insert_target", "target", NEUTRAL) for run in by_target.values()]
+    drawn = [
+        of("Score", "", {AVERAGE: "return_mean", "evaluation": "evaluation_mean", "best game": "return_best"}),
+        _by_time(runs),
+        *([of("Evaluations", "mean score", "evaluation_mean")] if len(runs) > 1 else []),
+        *_of_each(runs, _by_actor, "actor_scores", "Score of each actor", "mean of its last 20 games"),
+        of("Q-loss", "weighted", "td_loss", may_be_logarithmic=True),
+        of("Memory", "steps in the replay memory", "replay_steps"),
+        of("Replay ratio", "samples per insert", ratios, beside=targets),
+        of("Throughput", "steps/s", "agent_steps_per_s"),
+        of("Updates", "updates/s", "learner_updates_per_s"),
+        *_of_each(runs, _predicted, "Values of the actors' actions"),
+        of("The learner waits for samples", "share of its time", "learner_time/wait for a batch", is_share=True),
+        of("The actors wait for the learner", "share of their time", "actor_waits", is_share=True),
+        of("Q-value", "sampled actions", "q_mean"),
+        of("Priorities", "sum, after the exponent", "priority_total"),
+        of("Concentration of priorities", "1 if uniform", "priority_concentration"),
+        of("Gradient norm", "before clipping", "gradient_norm"),
+        of("Age of samples", "steps", "sample_age"),
+        of("Lag of the actors' parameters", "updates", "parameter_lag"),
+        of("Exploration", "probability of random actions", "epsilon"),
+        of("Memory of all processes", "bytes", "resident_bytes"),
     ]
-    ratio = [
-        _curve(run, "samples_per_insert_now", "reached", 0),
-        _curve(run, "samples_per_insert", "reached since the start", 2),
-        _curve(run, "samples_per_insert_target", "target", NEUTRAL),
-    ]
-    throughput = _by_actor(run, "actor_steps_per_s", "Throughput of each actor", "steps/s")
-    waits = [
-        _curve(run, WAITS_FOR_SAMPLES, "learner for samples", 0),
-        Curve("actors for the learner", run.column("agent_steps"), _mean_of_actors(run, "actor_waits"), 1),
-    ]
-    policy = [
-        _curve(run, "policy_churn", "best action changed", 0),
-        _curve(run, "policy_agreement", "newest agrees with average", 1),
-    ]
-    shares = [
-        _curve(run, "equal_frames", "steps without motion", 0),
-        _curve(run, "adam_epsilon_share", "weights below Adam's epsilon", 1),
-        _curve(run, "effective_sample_size", "effective batch", 2),
-    ]
-    single = [
-        ("q_mean", "Q-value", "sampled actions"),
-        ("priority_total", "Priorities", "sum, after the exponent"),
-        ("priority_concentration", "Concentration of priorities", "1 if uniform"),
-        ("gradient_norm", "Gradient norm", "before clipping"),
-        ("sample_age", "Age of samples", "steps"),
-        ("parameter_lag", "Lag of the actors' parameters", "updates"),
-        ("epsilon", "Exploration", "probability of random actions"),
-        ("resident_bytes", "Memory of all processes", "bytes"),
-    ]
+    if len(runs) > 1:
+        return drawn
+    (run,) = runs
+    policy = {"best action changed": "policy_churn", "newest agrees with average": "policy_agreement"}
+    signs = {
+        "steps without motion": "equal_frames",
+        "weights below Adam's epsilon": "adam_epsilon_share",
+        "effective batch": "effective_sample_size",
+    }
     return [
-        Chart("Score", "", score),
-        _by_time([run]),
-        _by_actor(run, "actor_scores", "Score of each actor", "mean of its last 20 games"),
-        _chart([run], "td_loss", "Q-loss", "weighted", may_be_logarithmic=True),
-        _chart([run], "replay_steps", "Memory", "steps in the replay memory"),
-        Chart("Replay ratio", "samples per insert", ratio),
-        throughput if throughput.drawn else _chart([run], "agent_steps_per_s", "Throughput", "steps/s"),
-        _chart([run], "learner_updates_per_s", "Updates", "updates/s"),
-        _predicted(run, "Values of the actors' actions"),
-        Chart("Who waits", "share of the time", waits, is_share=True),
-        *(_chart([run], name, title, unit) for name, title, unit in single),
-        Chart("Policy", "share of states", policy, is_share=True),
+        *drawn,
+        _by_actor(run, "actor_steps_per_s", "Throughput of each actor", "steps/s"),
+        of("Policy", "share of states", policy, is_share=True),
         _by_key(run, "dead_units", "Dead units of each ReLU", "share of units", is_share=True),
-        Chart("Signs of mistakes", "share", shares, is_share=True),
-        _chart([run], "feature_spread", "Spread of normalised features", "over the root of epsilon"),
+        of("Signs of mistakes", "share", signs, is_share=True),
+        of("Spread of normalised features", "over the root of epsilon", "feature_spread"),
         _by_key(run, "priority_percentiles", "Percentiles of the priorities", "before the exponent"),
         _stack(run, "learner_time", "The learner's time"),
         _stack(run, "actor_time", "The actors' time"),
     ]
 
 
-def _of_several(runs: Sequence[RecordedRun]) -> list[Chart]:
-    each = functools.partial(_chart, runs)
-
-    ratio = [_curve(run, "samples_per_insert_now", run.name, run.index) for run in runs]
-    by_target = {run.last("samples_per_insert_target"): run for run in runs}
-    ratio += [_curve(run, "samples_per_insert_target", "target", NEUTRAL) for run in by_target.values()]
-    waits = [Curve(run.name, run.column("agent_steps"), _mean_of_actors(run, "actor_waits"), run.index) for run in runs]
-    evaluations = [_curve(run, "evaluation_mean", run.name, run.index, markers=True) for run in runs]
-    return [
-        each("return_mean", "Score", "mean of the last 100 games"),
-        _by_time(runs),
-        Chart("Evaluations", "mean score", evaluations),
-        *(
-            _by_actor(run, "actor_scores", f"Score of each actor: {run.name}", "mean of its last 20 games")
-            for run in runs
-        ),
-        each("td_loss", "Q-loss", "weighted", may_be_logarithmic=True),
-        each("q_mean", "Q-value", "sampled actions"),
-        *(_predicted(run, f"Values of the actors' actions: {run.name}") for run in runs),
-        each("priority_total", "Priorities", "sum, after the exponent"),
-        each("priority_concentration", "Concentration of priorities", "1 if uniform"),
-        each("replay_steps", "Memory", "steps in the replay memory"),
-        Chart("Replay ratio", "samples per insert", ratio),
-        each("agent_steps_per_s", "Throughput", "steps/s"),
-        each("learner_updates_per_s", "Updates", "updates/s"),
-        each(WAITS_FOR_SAMPLES, "The learner waits for samples", "share of its time", is_share=True),
-        Chart("The actors wait for the learner", "share of their time", waits, is_share=True),
-        each("gradient_norm", "Gradient norm", "before clipping"),
-        each("sample_age", "Age of samples", "steps"),
-        each("parameter_lag", "Lag of the actors' parameters", "updates"),
-        each("epsilon", "Exploration", "probability of random actions"),
-    ]
-
-
 def _chart(
-    runs: Sequence[RecordedRun],
-    name: str,
-    title: str,
-    unit: str,
-    *,
-    may_be_logarithmic: bool = False,
-    is_share: bool = False,
+    runs: Sequence[RecordedRun], title: str, unit: str, metrics: Metrics, beside: Sequence[Curve] = (), **scale: Any
 ) -> Chart:
-    curves = [_curve(run, name, _label(runs, run), run.index) for run in runs]
-    return Chart(title, unit, curves, may_be_logarithmic=may_be_logarithmic, is_share=is_share)
+    by_label = {AT_END: metrics} if isinstance(metrics, str) else metrics
+    if len(runs) > 1:
+        label, name = next(iter(by_label.items()))
+        curves = [_curve(run, name, run.name, run.index) for run in runs]
+        return Chart(title, unit or label, [*curves, *beside], **scale)
+    curves = [_curve(runs[0], name, label, number) for number, (label, name) in enumerate(by_label.items())]
+    return Chart(title, unit, [*curves, *beside], **scale)
 
 
-def _curve(run: RecordedRun, name: str, label: str, series: int, *, markers: bool = False) -> Curve:
-    return Curve(label, run.column("agent_steps"), run.column(name), series, markers=markers)
+def _of_each(runs: Sequence[RecordedRun], chart: Callable[..., Chart], *arguments: str) -> list[Chart]:
+    """A chart for each run, whose title has its name if there are several."""
+    found = [chart(run, *arguments) for run in runs]
+    named = [replace(each, title=f"{each.title}: {run.name}") for each, run in zip(found, runs, strict=True)]
+    return found if len(runs) == 1 else named
+
+
+def _curve(run: RecordedRun, name: str, label: str, series: int) -> Curve:
+    """The curve of a metric; of one by actor, the mean of the actors."""
+    values = _mean_of_actors(run, name) if run.keys(name) else run.column(name)
+    return Curve(label, run.column("agent_steps"), values, series, markers=name == "evaluation_mean")
 
 
 def _predicted(run: RecordedRun, title: str) -> Chart:
@@ -136,13 +108,10 @@ def _by_time(runs: Sequence[RecordedRun]) -> Chart:
     longest = max(run.last("time_s") or 0.0 for run in runs)
     label, unit = ("hours", 3600) if longest >= 3 * 3600 else ("minutes", 60)
     curves = [
-        Curve(_label(runs, run), run.column("time_s") / unit, run.column("return_mean"), run.index) for run in runs
+        Curve(run.name if len(runs) > 1 else AT_END, run.column("time_s") / unit, run.column("return_mean"), run.index)
+        for run in runs
     ]
-    return Chart("Score by time", "mean of the last 100 games", curves, x_label=label)
-
-
-def _label(runs: Sequence[RecordedRun], run: RecordedRun) -> str:
-    return run.name if len(runs) > 1 else "at the end"
+    return Chart("Score by time", AVERAGE, curves, x_label=label)
 
 
 def _by_actor(run: RecordedRun, name: str, title: str, unit: str) -> Chart:
@@ -172,10 +141,7 @@ def _by_key(run: RecordedRun, name: str, title: str, unit: str, *, is_share: boo
 
 
 def _mean_of_actors(run: RecordedRun, name: str) -> Values:
-    columns = [run.column(f"{name}/{actor}") for actor in run.keys(name)]
-    if not columns:
-        return run.column(name)
-    values = np.array(columns)
+    values = np.array([run.column(f"{name}/{actor}") for actor in run.keys(name)])
     counts = np.isfinite(values).sum(0)
     return np.where(counts > 0, np.nansum(values, 0) / np.maximum(counts, 1), np.nan)
 

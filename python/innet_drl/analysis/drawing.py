@@ -152,10 +152,8 @@ def _draw_stack(axis: Any, chart: Chart) -> None:
 
 
 def _label(axis: Any, chart: Chart) -> None:
-    short = ticker.EngFormatter(sep="")
     axis.set_xlabel(chart.x_label)
-    axis.xaxis.set_major_locator(ticker.MaxNLocator(6))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1e3 else short(value))
+    axis.ticklabel_format(scilimits=(-3, 4))
     values = np.concatenate([curve.y[np.isfinite(curve.y)] for curve in chart.drawn] or [np.ones(1)])
     if chart.is_share:
         axis.set_ylim(0, 1)
@@ -163,10 +161,5 @@ def _label(axis: Any, chart: Chart) -> None:
         return
     if chart.may_be_logarithmic and values.min() > 0 and values.max() > LOGARITHMIC * values.min():
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(ticker.LogLocator(numticks=6))
-        axis.minorticks_off()
-    else:
-        axis.yaxis.set_major_locator(ticker.MaxNLocator(5))
-        if 0 <= values.min() <= values.max() / 2:
-            axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1e4 else short(value))
+    elif 0 <= values.min() <= values.max() / 2:
+        axis.set_ylim(bottom=0)

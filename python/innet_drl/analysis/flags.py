@@ -1,11 +1,14 @@
-"""The flags of `innet-drl analyze breakdown`."""
+"""The flags of `innet-drl analyze`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
+
+from innet_drl.train.config import KeywordArguments
 
 
 @dataclass(frozen=True)
@@ -21,3 +24,52 @@ class BreakdownFlags:
     trace: Path | None = None
     """File for a trace in the JSON format of Chrome, which ui.perfetto.dev opens, of runs trained with
     `--trace-seconds`."""
+
+
+@dataclass(frozen=True)
+class RatioFlags:
+    """Sweep actors, hardware threads and environments of short training runs: which of them does this machine need?"""
+
+    preset: str = "breakout"
+    """Settings of the runs."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """File of settings, YAML or TOML, which changes the preset."""
+    settings: KeywordArguments = field(default_factory=dict)
+    """Settings that differ from the preset's, such as `batch_size=512 device=cpu`."""
+    actors: str = ""
+    """Numbers of actors, such as 1,2,4; by default up to twice the hardware threads."""
+    threads: str = ""
+    """Numbers of hardware threads for all processes of a run, by CPU affinity; by default halves of all."""
+    environments: str = ""
+    """Numbers of environments of an actor; by default from a quarter to twice the preset's."""
+    grid: bool = False
+    """Measure every combination, and not one list after the other."""
+    seconds: float = 10.0
+    """Measured time of a point."""
+    warm_up: float = 3.0
+    """Seconds from a point's first update to its measured time, at least: it begins once the replay ratio was reached
+    for so long, or after ten times as long."""
+    json: Path = Path("ratio.json")
+    """File for the results. Points that it has are not measured again: an interrupted sweep continues."""
+    plot: Path | None = None
+    """Picture, .svg or .png; needs matplotlib. Beside the JSON file by default."""
+
+
+@dataclass(frozen=True)
+class WhatIfFlags:
+    """Predict rates and the bottleneck for another machine from a sweep of `innet-drl analyze ratio`."""
+
+    sweep: tyro.conf.Positional[Path]
+    """The sweep's JSON file."""
+    cores: int | None = None
+    """Hardware threads; the measured machine's by default."""
+    gpus: int | None = None
+    """GPUs, each with a learner; the measured number by default. 0 or more, and only if a GPU was measured."""
+    gpu_speed: float = 1.0
+    """Speed of a GPU, as a multiple of the measured one's."""
+    actors: int | None = None
+    """Actors; by default the fewest that reach 99 % of the highest rate."""
+    environments: int | None = None
+    """Environments of an actor; the recommended number of the sweep by default."""
+    json: Path | None = None
+    """File for the prediction."""

@@ -1,12 +1,12 @@
-"""`innet-drl analyze`: how many actors, hardware threads and environments a machine needs, measured and predicted.
+"""How many actors, hardware threads and environments a machine needs, measured and predicted.
 
 | files | subject |
 | --- | --- |
 | `ratio`, `point` | the sweep, and one of its points, a short run in processes of its own |
-| `sweep_file` | its file, from which an interrupted sweep continues |
-| `cache`, `automatic` | cached sweeps of the user, and `innet-drl train --actors auto` |
+| `sweep_file`, `cache` | its file, from which an interrupted sweep continues; finished sweeps of the user |
+| `automatic` | `innet-drl train --actors auto` |
 | `knee` | the knee of a curve, and the recommended point |
 | `model`, `what_if` | service times and queues, fitted to the points; the prediction for other machines |
 | `machine` | processor, hardware threads and GPUs |
-| `tables`, `figures`, `flags` | output and flags |
+| `tables`, `figures` | output |
 """

@@ -8,8 +8,8 @@ import logging
 import shlex
 from typing import Any
 
+from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.sweep import cache
-from innet_drl.analysis.sweep.flags import RatioFlags
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.machine import Machine, this_machine
 from innet_drl.analysis.sweep.ratio import lists_of

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
 from innet_drl.analysis.sweep import cache, figures, tables
-from innet_drl.analysis.sweep.flags import RatioFlags
 from innet_drl.analysis.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.machine import hardware_threads, this_machine
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from innet_drl.analysis.sweep.machine import Machine
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.analysis.sweep.sweep_file import Sweep
-from innet_drl.train.display import aligned, number
+from innet_drl.train.display import aligned
 
 
 def machine(found: Machine) -> str:
@@ -29,38 +29,31 @@ def line(point: Point) -> str:
     return f"{name(point.key)}: {point.frames_per_s:,.0f} frames/s, {point.updates_per_s:,.1f} updates/s"
 
 
+def _optional(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+COLUMNS: dict[str, Callable[[Point], str]] = {
+    "actors": lambda point: str(point.actors),
+    "threads": lambda point: str(point.threads),
+    "environments": lambda point: str(point.environments),
+    "frames/s": lambda point: f"{point.frames_per_s:,.0f}",
+    "updates/s": lambda point: f"{point.updates_per_s:,.1f}",
+    "ratio": lambda point: f"{point.samples_per_insert:.2f}",
+    "CPU": lambda point: f"{point.cpu:.0%}",
+    "GPU": lambda point: _optional(point.gpu, ".0%"),
+    "CPU W": lambda point: _optional(point.cpu_watts, ".1f"),
+    "GPU W": lambda point: _optional(point.gpu_watts, ".1f"),
+    "frames/J": lambda point: _optional(point.frames_per_joule, ",.1f"),
+    "others": lambda point: f"{point.others:.0%}",
+}
+"""Columns of the table of points."""
+
+
 def points(found: Sequence[Point]) -> str:
     """All points as a table."""
-    header = (
-        "actors",
-        "threads",
-        "environments",
-        "frames/s",
-        "updates/s",
-        "ratio",
-        "CPU",
-        "GPU",
-        "CPU W",
-        "GPU W",
-        "frames/J",
-        "others",
-    )
-    rows = [
-        (
-            *map(str, point.key),
-            f"{point.frames_per_s:,.0f}",
-            f"{point.updates_per_s:,.1f}",
-            f"{point.samples_per_insert:.2f}",
-            f"{point.cpu:.0%}",
-            "" if point.gpu is None else f"{point.gpu:.0%}",
-            "" if point.cpu_watts is None else f"{point.cpu_watts:.1f}",
-            "" if point.gpu_watts is None else f"{point.gpu_watts:.1f}",
-            "" if point.frames_per_joule is None else number(point.frames_per_joule, 1),
-            f"{point.others:.0%}",
-        )
-        for point in sorted(found, key=lambda point: (point.threads, point.environments, point.actors))
-    ]
-    return aligned([header, *rows])
+    ordered = sorted(found, key=lambda point: (point.threads, point.environments, point.actors))
+    return aligned([list(COLUMNS), *([cell(point) for cell in COLUMNS.values()] for point in ordered)])
 
 
 def summary(sweep: Sweep) -> str:

@@ -7,8 +7,8 @@ import json
 import statistics
 from typing import Any
 
+from innet_drl.analysis.flags import WhatIfFlags
 from innet_drl.analysis.sweep import tables
-from innet_drl.analysis.sweep.flags import WhatIfFlags
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
 from innet_drl.analysis.sweep.sweep_file import Sweep
