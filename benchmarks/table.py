@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks import charts
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.growth import AXES
-from benchmarks.report import Line, read
+from benchmarks.report import Line, markdown, read
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
@@ -63,9 +63,8 @@ def filled(text: str, of: dict[str, list[Line]]) -> str:
     before, begin, after = text.partition("<!-- results -->")
     _, end, after = after.partition("<!-- end of results -->")
     assert end, "the page lacks the marks of results"
-    head = ["| work | innet-drl | best peer | ratio |", "| --- | --- | --- | --- |"]
-    rows = [_row(work, ours, peer, words) for work, ours, peer, _, words in _best(of)]
-    return "\n".join([before + begin, "", *head, *rows, "", end + after])
+    rows = [(work, ours, peer, words) for work, ours, peer, _, words in _best(of)]
+    return "\n".join([before + begin, "", markdown(("work", "innet-drl", "best peer", "ratio"), rows), end + after])
 
 
 def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:

@@ -92,13 +92,14 @@ def connect(
         hiredis_parses: Whether hiredis decodes replies, as it does by default where it is installed.
         read_size: Bytes received at a time.
     """
-    parser = {} if hiredis_parses else {"parser_class": _RESP3Parser}
+    options: dict[str, Any] = {} if hiredis_parses else {"parser_class": _RESP3Parser}
+    if hiredis_packs:
+        options["command_packer"] = None
     return redis_client.connect(
         "redis://{}:{}".format(*address),
         protocol=protocol,
-        hiredis_packs=hiredis_packs,
         socket_read_size=read_size,
-        **parser,
+        **options,
     )
 
 

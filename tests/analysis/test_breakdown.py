@@ -148,7 +148,7 @@ def test_a_picture_of_several_runs(trained: tuple[Path, Result], tmp_path: Path)
     out, other = tmp_path / "bars.svg", Path(shutil.copytree(trained[0], tmp_path / "other"))
     assert main(["analyze", "breakdown", str(trained[0]), str(other), "--plot", str(out)]) == 0
     text = out.read_text()
-    assert text.startswith("<svg")
+    assert "<svg" in text
     for label in (
         "apart: learner 0: targets (overlapped)",
         "other: learner 0",

@@ -7,7 +7,6 @@ import ctypes
 import importlib.metadata
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             mallopt(parameter, _KEPT_BYTES)
-
-
-def cpu_seconds(process: int) -> float:
-    """Returns the processor time of another process, to the nanosecond."""
-    # The clock of clock_getcpuclockid(3); `/proc/PID/stat` counts ticks of 10 ms.
-    return time.clock_gettime(~process << 3 | 2)
 
 
 def file_position(path: Path) -> int:
