@@ -38,42 +38,27 @@ class Measured:
     """Bytes per second over the emulated link in both directions, by role; empty without a link."""
 
 
-@dataclass(frozen=True)
-class RoleLinks:
-    """The addresses of one server for its actors and its learner."""
-
-    actors: str
-    learner: str
-    relays: dict[str, Relay]
-    """Relay by role; empty without an emulated link."""
-
-    def bytes(self) -> dict[str, int]:
-        """Bytes carried so far in both directions, by role."""
-        return {role: sum(relay.bytes) for role, relay in self.relays.items()}
-
-
 @contextlib.contextmanager
-def emulate(case: Case, address: str) -> Iterator[RoleLinks]:
-    """Puts relays with the case's delay and rate between its processes and the server at `address`."""
+def emulate(case: Case, address: str) -> Iterator[tuple[dict[str, str], dict[str, Relay]]]:
+    """Puts relays with the case's delay and rate between its processes and the server at `address`.
+
+    Yields:
+        The server's address and the relay by role, `actors` and `learner`; no relays without an emulated link.
+    """
     if case.delay_ms is None:
-        yield RoleLinks(address, address, {})
+        yield dict.fromkeys(("actors", "learner"), address), {}
         return
     at = urlsplit(address)
     assert at.hostname is not None
-    assert at.port is not None
     to = f"{socket.gethostbyname(at.hostname)}:{at.port}"
-    rate = case.link_mbit * 1e6 / 8 or None
-    delay = 1e-3 * case.delay_ms
+    edge = case.system == "edge"
     with contextlib.ExitStack() as running:
-
-        def relay(share: float) -> Relay:
+        relays = {}
+        for role, share in (("actors", 0.0 if edge else 0.5), ("learner", 1.0 if edge else 0.5)):
             # Actors beside an edge server have no rate limit.
-            return running.enter_context(Relay(to, delay=share * delay, rate=rate if share else None))
-
-        edge = case.system == "edge"
-        relays = {"actors": relay(0.0 if edge else 0.5), "learner": relay(1.0 if edge else 0.5)}
-        urls = {role: at._replace(netloc=relay.address).geturl() for role, relay in relays.items()}
-        yield RoleLinks(urls["actors"], urls["learner"], relays)
+            rate = case.link_mbit * 1e6 / 8 if share else 0.0
+            relays[role] = running.enter_context(Relay(to, delay=share * 1e-3 * case.delay_ms, rate=rate or None))
+        yield {role: at._replace(netloc=relay.address).geturl() for role, relay in relays.items()}, relays
 
 
 def measure(case: Case, address: str) -> Measured:
@@ -82,22 +67,22 @@ def measure(case: Case, address: str) -> Measured:
     Raises:
         SystemExit: A process failed.
     """
-    with emulate(case, address) as links, Crew() as crew:
+    with emulate(case, address) as (urls, relays), Crew() as crew:
         # The learner starts first, as it creates the table.
-        learner = crew.start(_learn, case, links.learner)
+        learner = crew.start(_learn, case, urls["learner"])
         crew.receive(learner)
-        actors = [crew.start(_act, case, links.actors, index) for index in range(case.actors)]
+        actors = [crew.start(_act, case, urls["actors"], index) for index in range(case.actors)]
         for each in actors:
             crew.receive(each)
         learner.send("the replay is full")
         crew.receive(learner)
-        before, began = links.bytes(), time.perf_counter()
+        before, began = {role: sum(relay.bytes) for role, relay in relays.items()}, time.perf_counter()
         for each in (learner, *actors):
             each.send("begin")
         laps = [crew.receive(each, case.seconds) for each in actors]
         of_learner = crew.receive(learner, case.seconds)
         seconds = time.perf_counter() - began
-        carried = {role: (count - before[role]) / seconds for role, count in links.bytes().items()}
+        carried = {role: (sum(relay.bytes) - before[role]) / seconds for role, relay in relays.items()}
         return Measured(laps, of_learner, carried)
 
 
