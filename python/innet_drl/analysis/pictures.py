@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,4 +51,6 @@ def svg_of(figure: Any) -> str:
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata=NO_METADATA)
     svg = drawn.getvalue()
+    # Tenths of a point: matplotlib's six decimals double the size of a page.
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     return svg[svg.index("<svg") :]
