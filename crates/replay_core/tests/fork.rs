@@ -36,7 +36,7 @@ fn children_have_random_numbers_of_their_own() {
     assert_ne!(children[0], children[1]);
     assert!(!children.contains(&own));
 
-    let table_number = || u64::from(IdSpace::new().number);
+    let table_number = || u64::from(IdSpace::unused().number);
     let own = table_number();
     assert_eq!(table_number(), (own + 1) % (1 << 16));
     // Random numbers of 16 bits: four in a row are no accident.

@@ -37,8 +37,8 @@ pub struct IdSpace {
 }
 
 impl IdSpace {
-    /// The ids of a new table.
-    pub fn new() -> Self {
+    /// The ids of a new table, which no other table of this process has.
+    pub fn unused() -> Self {
         // Upper half: id of the process that counts. Lower half: its next table's number. A forked process begins at a random
         // number. Not loom's: no model makes tables.
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn tables_have_numbers_of_their_own_and_random_first_generations() {
-        let spaces: Vec<_> = (0..1000).map(|_| IdSpace::new()).collect();
+        let spaces: Vec<_> = (0..1000).map(|_| IdSpace::unused()).collect();
         let numbers: HashSet<_> = spaces.iter().map(|space| space.number).collect();
         assert_eq!(numbers.len(), spaces.len());
         let generations: HashSet<_> = spaces.iter().map(|s| s.first_generation).collect();

@@ -136,7 +136,7 @@ impl Table {
         seed: u64,
     ) -> Self {
         let capacity = config.capacity as u32;
-        let ids = IdSpace::new();
+        let ids = IdSpace::unused();
         Table {
             format: RowFormat {
                 layout: RowLayout::of(&config),

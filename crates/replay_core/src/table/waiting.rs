@@ -172,10 +172,11 @@ impl Turn {
         attempt: impl FnOnce() -> Result<Attempt<T>>,
     ) -> Result<Attempt<T>> {
         // A hint: calls that arrive concurrently may go in any order.
-        if !passes && line.length.load(Ordering::Relaxed) > 0 {
-            if let Some(reason) = self.enter(line).behind() {
-                return Ok(Attempt::Blocked(reason));
-            }
+        if !passes
+            && line.length.load(Ordering::Relaxed) > 0
+            && let Some(reason) = self.enter(line).behind()
+        {
+            return Ok(Attempt::Blocked(reason));
         }
         let attempt = attempt()?;
         if let Attempt::Blocked(reason) = &attempt {
