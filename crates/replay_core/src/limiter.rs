@@ -118,6 +118,7 @@ impl Limiter {
             counts.inserting += items;
             return Ok(Inserting { limiter: self, items });
         }
+        drop(counts);
         Err(format!(
             "{}; the next insert waits until {} more are sampled",
             self.state(inserted, sampled),
@@ -157,10 +158,12 @@ impl Limiter {
         if allowed >= f64::from(if short { 1 } else { wanted }) {
             return Ok(counts.sample(wanted.min(allowed as u32)));
         }
+        let Counts { inserted, sampled, .. } = *counts;
+        drop(counts);
         let missing = (f64::from(wanted) - allowed) / self.samples_per_insert;
         Err(format!(
             "{}; a sample of {wanted} waits for writers to insert {} more",
-            self.state(counts.inserted, counts.sampled),
+            self.state(inserted, sampled),
             missing.ceil().max(1.0)
         ))
     }

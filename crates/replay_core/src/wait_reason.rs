@@ -77,3 +77,17 @@ impl From<&'static str> for WaitReason {
         WaitReason::new(sentence)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_writers_stays_one_behind_others_and_at_a_server() {
+        let of = |reason: WaitReason| reason.behind(3).map(|sentence| format!("innet://a: {sentence}"), str::to_owned);
+        let waits = of(WaitReason::for_writers("t", "table \"t\" is empty".into()));
+        assert_eq!(waits.to_string(), "innet://a: 3 earlier calls wait: table \"t\" is empty");
+        assert_eq!((waits.awaited_table(), waits.is_for_writers()), (Some("t"), true));
+        assert!(!of("waiting for writers".into()).is_for_writers());
+    }
+}

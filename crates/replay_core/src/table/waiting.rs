@@ -79,6 +79,7 @@ pub struct Turn {
     pub(crate) counted: bool,
 }
 
+/// Membership of a queue, until it is dropped.
 struct Position {
     line: Arc<WaitingLine>,
     position: u64,
