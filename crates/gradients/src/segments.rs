@@ -116,20 +116,30 @@ impl SegmentTable {
 
     pub fn find(&self, id: SegmentId) -> Lookup {
         let first = self.first_slot(id);
-        let entry = self.entry(first);
-        let is_used = |slot: &&SegmentSlot| slot.state != SegmentState::Empty;
-        if let Some(at) = entry.iter().position(|slot| slot.id == id && is_used(&slot)) {
-            return Lookup::Found(first + at);
+        let mut newest: Option<&SegmentSlot> = None;
+        let mut oldest: Option<(usize, &SegmentSlot)> = None;
+        let mut empty = None;
+        for (index, slot) in (first..).zip(self.entry(first)) {
+            if slot.state == SegmentState::Empty {
+                empty = empty.or(Some(index));
+                continue;
+            }
+            if slot.id == id {
+                return Lookup::Found(index);
+            }
+            if newest.is_none_or(|newest| newest.id < slot.id) {
+                newest = Some(slot);
+            }
+            if oldest.is_none_or(|(_, oldest)| slot.id < oldest.id) {
+                oldest = Some((index, slot));
+            }
         }
-        match entry.iter().filter(is_used).max_by_key(|slot| slot.id) {
+        let oldest = oldest.map(|(index, _)| index);
+        match newest {
             Some(newest) if id < newest.id => Lookup::Gone,
             // Only the newest segment can be incomplete: no other begins before it is complete.
             Some(newest) if newest.state != SegmentState::Complete => Lookup::Ahead,
-            _ => {
-                // An empty slot, or the oldest.
-                let oldest = (first..).zip(entry).min_by_key(|(_, slot)| (is_used(slot), slot.id));
-                Lookup::Free(oldest.map_or(first, |(index, _)| index))
-            }
+            _ => Lookup::Free(empty.or(oldest).unwrap_or(first)),
         }
     }
 
