@@ -54,7 +54,9 @@ def test_a_wait_without_writers_ends(make_replay: MakeReplay) -> None:
     with pytest.raises(errors.DeadlineError, match="waiting for writers") as waited:
         replay.sample("t", 4, VIEW, timeout=1.5, writers_timeout=None)
     assert not isinstance(waited.value, errors.NoWritersError)
-    with pytest.raises(errors.ConfigError, match=r"writers_timeout is in seconds, 0 to 1e9, or None to wait without limit; got -1"):
+    with pytest.raises(
+        errors.ConfigError, match=r"writers_timeout is in seconds, 0 to 1e9, or None to wait without limit; got -1"
+    ):
         replay.sample("t", 4, VIEW, writers_timeout=-1)
 
 
