@@ -456,6 +456,33 @@ def test_an_uneven_job_keeps_the_ratio_and_stops_nobody(connect: Connect) -> Non
     assert [call.ended() for call in acting] == [None, None]
 
 
+def test_readers_of_short_batches_share_what_the_rate_limiters_admit(connect: Connect) -> None:
+    """Each sees samples that another one takes meanwhile."""
+    shards = connect(table(capacity=9000, samples_per_insert=1.0, slack=300.0))
+    ended, sampled = threading.Event(), [0] * 4
+
+    def read(number: int) -> None:
+        with innet.connect(",".join(shards.stats()["shards"])) as reader:
+            while not ended.is_set():
+                with suppress(innet.errors.DeadlineError):
+                    sampled[number] += len(reader.sample("t", 32, VIEW, timeout=0, allow_short=True))
+
+    readers = [Call(partial(read, number)) for number in range(4)]
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(shards.writer("t", 1, VIEW, server=server, chunk_steps=1)) for server in range(3)
+        ]
+        for t in range(600):
+            for writer in writers:
+                writer.append(**step(t), timeout=60)
+    ended.set()
+    assert [reader.ended() for reader in readers] == [None] * 4
+    taken = shards.stats()["tables"]["t"]["limiter_sampled"]
+    assert taken > 600
+    # A short batch may be paid in part; its reader makes up for the rest.
+    assert sum(sampled) < taken + len(readers) * 32
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_sample_sends_the_steps_that_its_program_holds_back(connect: Connect, prefetch: int) -> None:
     shards = connect(table())

@@ -23,7 +23,8 @@
 //! # Invariant
 //!
 //! A batch has items of each server in proportion to its sum of priorities, with the probabilities by which they
-//! were sampled. It is delivered once as many samples were taken from the rate limiters.
+//! were sampled. It is delivered once as many samples were taken from the rate limiters; a short batch also before, and the next batches make
+//! up for it.
 
 mod connect;
 mod group;
