@@ -146,7 +146,7 @@ def test_a_refused_block_leaves_nothing(replay: innet.Replay) -> None:
     with replay.writer("t", 2) as writer:
         for name, value, message in [
             ("reward", reward, '"reward" of stream 1 at step 7 is NaN'),
-            ("action", action, "action 9 of stream 0 at step 3 has no Q-value: q has 4 actions"),
+            ("action", action, "stream 0 at step 3 has the action 9 without a Q-value: q has 4 actions"),
             (
                 "reward",
                 rows["reward"][:19],

@@ -91,7 +91,7 @@ def test_a_column_that_allows_them_does_so_for_every_client(make_replay: MakeRep
             broken["reward"][:] = np.inf
             writer.append(**broken)
         # An initial priority cannot be infinite.
-        with pytest.raises(errors.SchemaError, match=r"reward of stream 0 is inf, .* give priorities instead"):
+        with pytest.raises(errors.SchemaError, match=r"stream 0 has the reward inf, .* give priorities instead"):
             writer.append(**broken, q=np.zeros((2, 3), np.float32))
     batch = replay.sample("t", 8)
     assert np.isnan(batch.observation).all()

@@ -626,7 +626,7 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
         with innet.connect(f"{at['d']},{at['a']}") as shards:
             assert shards.table("t") == table(capacity=2000), "an empty server gets the tables of the others"
         refusal(innet.errors.ConnectError, "nowhere", f"unix://{tmp_path}/nowhere,unix://{tmp_path}/nowhere2")
-        with RecordingRelay(tmp_path / "f.s", tmp_path / "a.s") as relay:
+        with RecordingRelay(tmp_path / "f.s", tmp_path / "b.s") as relay:
             release = innet.__version__.encode()
             relay.in_replies = release, b"9" * len(release)
             refusal(

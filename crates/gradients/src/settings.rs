@@ -1,4 +1,7 @@
-//! Settings that all members of a job share, and the check of a request to join.
+//! Settings of DPDK, and those that all members of a job share, with the check of a request to join.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
 
 use super::arithmetic::Arithmetic;
 use super::packet::{ALL_SEGMENTS, MAX_SEGMENT_VALUES};
@@ -8,6 +11,28 @@ use super::{Error, JoinJob, Result};
 pub const MAX_WORKERS: u16 = 64;
 /// Longest name of a job or a worker, in bytes.
 const MAX_NAME: usize = 64;
+
+/// DPDK devices, and the IPv4 interface that they form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DpdkConfig {
+    /// Arguments for DPDK's environment (EAL), the same for all devices of a process: `--no-huge`, `-m`, `256`.
+    pub eal: Vec<String>,
+    /// Devices, by name and arguments as `--vdev` takes them (`net_af_packet0,iface=eth0`), or by PCI address. At least one; an aggregator
+    /// with two is a switch.
+    pub devices: Vec<String>,
+    /// IPv4 address of the interface, not assigned in the kernel, and UDP port of the first thread.
+    pub address: SocketAddrV4,
+    /// Length of the network prefix in bits, at most 32.
+    pub prefix: u8,
+    /// Router to other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// Threads of an aggregator. Each has a UDP port, from the port of `address` upwards, and takes a core unless `idle_sleep` is set.
+    pub threads: usize,
+    /// Core of each thread; empty to let the operating system choose.
+    pub cores: Vec<usize>,
+    /// Sleep of an idle thread between two polls; 0 means busy polling.
+    pub idle_sleep: Duration,
+}
 
 impl JoinJob {
     /// Name of the member's role.

@@ -1,38 +1,17 @@
 //! Running aggregators, and the choice between UDP sockets of the operating system and DPDK devices.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[cfg(feature = "dpdk")]
 use super::dpdk;
+use super::settings::DpdkConfig;
 use super::threads::Threads;
 use super::udp;
 use super::worker_transport::WorkerTransport;
 use super::{Aggregator, AggregatorLimits, JoinJob, ParentAggregator, Result, Ticket};
 use base::sync::lock;
-
-/// DPDK devices, and the IPv4 interface that they form.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DpdkConfig {
-    /// Arguments for DPDK's environment (EAL), the same for all devices of a process: `--no-huge`, `-m`, `256`.
-    pub eal: Vec<String>,
-    /// Devices, by name and arguments as `--vdev` takes them (`net_af_packet0,iface=eth0`), or by PCI address. At least one; an aggregator
-    /// with two is a switch.
-    pub devices: Vec<String>,
-    /// IPv4 address of the interface, not assigned in the kernel, and UDP port of the first thread.
-    pub address: SocketAddrV4,
-    /// Length of the network prefix in bits, at most 32.
-    pub prefix: u8,
-    /// Router to other networks.
-    pub gateway: Option<Ipv4Addr>,
-    /// Threads of an aggregator. Each has a UDP port, from the port of `address` upwards, and takes a core unless `idle_sleep` is set.
-    pub threads: usize,
-    /// Core of each thread; empty to let the operating system choose.
-    pub cores: Vec<usize>,
-    /// Sleep of an idle thread between two polls; 0 means busy polling.
-    pub idle_sleep: Duration,
-}
 
 /// An aggregator on a transport's thread. The threads of a transport end when its last aggregator is dropped.
 pub struct RunningAggregator {

@@ -12,7 +12,7 @@ use rustls::pki_types::UnixTime;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::plugin::{self, Extension};
+use crate::plugin::Extension;
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
@@ -41,6 +41,8 @@ pub struct Service {
     pub reply_budgets: ReplyBudgets,
     /// The extensions that this server runs.
     pub extensions: Vec<Arc<dyn Extension>>,
+    /// Extensions that it does not run: their names, and the errors for requests to them.
+    pub absent: Vec<(&'static str, String)>,
     tables: Arc<Tables>,
     max_frame_bytes: u64,
     snapshots: OnceLock<Arc<Snapshots>>,
@@ -109,6 +111,7 @@ impl Service {
             memory,
             max_frame_bytes,
             extensions: Vec::new(),
+            absent: Vec::new(),
             snapshots: OnceLock::new(),
             certificate_end: AtomicU64::new(0),
             counters: Counters::default(),
@@ -146,9 +149,9 @@ impl Service {
     pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
         let mut extensions = self.extensions.iter();
         extensions.find(|extension| extension.name() == name).ok_or_else(|| {
-            let absent = plugin::plugged_in().into_iter().find(|plugin| plugin.name() == name);
+            let absent = self.absent.iter().find(|(absent, _)| *absent == name);
             Error::Config(match absent {
-                Some(plugin) => plugin.absent(),
+                Some((_, error)) => error.clone(),
                 None => format!("this program does not know the extension {name:?}"),
             })
         })

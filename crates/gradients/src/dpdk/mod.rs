@@ -41,7 +41,7 @@ use std::vec;
 pub use aggregator::start_aggregators;
 pub use worker::DpdkTransport;
 
-pub use super::transports::DpdkConfig;
+pub use super::settings::DpdkConfig;
 use super::{Error, Result};
 use device::{Device, RxQueue};
 use interface::Interface;

@@ -183,7 +183,10 @@ impl Server {
         let http = config.http.as_ref();
         let http = http.map(|address| http::bind(address, with_tls)).transpose()?;
         for plugin in plugin::of_server(config.stack) {
-            server.context.service.extensions.extend(plugin.start(config)?);
+            match plugin.start(config)? {
+                Some(extension) => server.context.service.extensions.push(extension),
+                None => server.context.service.absent.push((plugin.name(), plugin.absent())),
+            }
         }
         server.phase.send_replace(Phase::Starting);
         let server = Arc::new(server);
