@@ -7,7 +7,7 @@
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`fork`] | sockets and locked files that forked children do not keep |
 //! | [`system`] | time, pauses and threads of the machine, or of a simulated world |
-//! | [`planted`] | mistakes that tests plant |
+//! | [`planted`](mod@planted) | mistakes that tests plant |
 //! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |
 //! | [`notation`] | values in messages, in the notation of Python and TOML |

@@ -72,7 +72,7 @@ use max_priority::MaxPriority;
 use samplers::ItemSampler;
 use stored::{Chunks, Held};
 
-/// A named replay memory. [`push`] lists the locks.
+/// A named replay memory. `push.rs` lists the locks.
 pub struct Table {
     config: Arc<TableConfig>,
     format: RowFormat,
