@@ -213,7 +213,13 @@ def test_a_run_ends_by_the_signal_after_its_checkpoint(
     tmp_path: Path, number: signal.Signals, flags: tuple[str, ...]
 ) -> None:
     run = tmp_path / "run"
-    with learning(run, *flags) as process:
+    # The tests themselves may run under nohup, whose children ignore SIGHUP.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        process = learning(run, *flags)
+    finally:
+        signal.signal(number, before)
+    with process:
         # As a terminal or a supervisor does: to the learner and to its actors.
         os.killpg(process.pid, number)
         output, _ = process.communicate()
@@ -228,6 +234,7 @@ def test_a_lost_terminal_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--out", str(run)]
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(command[0], [*command, "--report-seconds", "0.1", "--evaluation-period", "0"])
     try:
         shown = b""
