@@ -24,7 +24,7 @@ COMMANDS = (
     *("hostile", "killed", "learning", "paper", "profiler", "rows", "scrape", "service_times", "shards", "snapshots"),
     *("soak", "supervised", "sweep", "table", "timers"),
 )
-"""Commands beside the benchmarks of the catalogue: functions in modules of their names, or in those of `MODULES`."""
+"""Commands that are not in the catalogue. Each is a function in the module of its name, or in that of `MODULES`."""
 MODULES = {"gradients": "gradients.evaluation", "paper": "paper.evaluation", "profiler": "timers"}
 
 

@@ -62,7 +62,7 @@ impl AsynchronousWorker {
         Ok(AsynchronousWorker { shared, _threads: threads })
     }
 
-    /// The session, locked: its thread sends and receives meanwhile nothing.
+    /// Locks the session. While it is locked, its thread sends and receives nothing.
     pub fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
         lock(&self.shared.session)
     }

@@ -17,7 +17,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// Workers are missing.
     #[error(
-        "{reason}; reset the job when all workers are there, or begin another one, with fewer or where workers do not wait for each other"
+        "{reason}; reset the job when all workers are there, or start a new job, with fewer workers or an asynchronous one"
     )]
     Missing {
         /// Numbers of the missing workers; empty if unknown.

@@ -28,7 +28,7 @@ pub enum SegmentState {
     Empty,
     /// Contributions are missing.
     Open,
-    /// Complete here, and sent to the parent, whose sum is missing.
+    /// Complete here and sent to the parent; the parent's sum has not arrived.
     AwaitingParent,
     /// The sum is final.
     Complete,

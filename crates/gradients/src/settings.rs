@@ -59,7 +59,7 @@ impl JoinJob {
         ]
     }
 
-    /// Refuses this request if its settings differ from those of the `first` one.
+    /// Refuses a request whose settings differ from those of the job's `first` request.
     ///
     /// # Errors
     /// [`Error::Config`], which names the differences.

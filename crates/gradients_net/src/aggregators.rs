@@ -249,7 +249,7 @@ impl Aggregators {
         below: u32,
         own: &mut Option<Arc<ParentSession>>,
     ) -> Result<Attempt<ParentAggregator>> {
-        // A failure is for those who waited. Whoever comes later tries again.
+        // A failed session is the error of the requests that waited for it. A later request opens a new one.
         let others = || sessions.get(&request.job)?.upgrade().filter(|session| session.is_pending());
         let mine = own.take().filter(|session| !matches!(*lock(&session.state), SessionState::InUse(_)));
         let session = match mine.or_else(others) {

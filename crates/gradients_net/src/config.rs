@@ -75,7 +75,7 @@ pub struct GradientsConfig {
     /// (its world) continues there as one stream. This server connects with its own token, or else its learners'.
     #[arg(long, value_name = "ADDRESS")]
     pub parent: Option<Address>,
-    /// For a parent at innets://: a PEM file with its certificate or its authority's.
+    /// PEM file with the certificate of a parent at innets://, or with that of its authority.
     #[arg(long, value_name = "FILE")]
     pub parent_tls_ca: Option<PathBuf>,
     /// Number of this server among the servers below its parent, from 0.

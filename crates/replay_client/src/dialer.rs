@@ -59,7 +59,7 @@ pub struct Dialer {
     unanswered: AtomicU32,
     /// Tables that this client created, by name.
     tables: Mutex<BTreeMap<String, TableConfig>>,
-    /// Longest time for which calls and updates reconnect. A client of several servers goes on with the others.
+    /// How long a call or an update reconnects at most. In a list of servers it is short: calls go on with the other servers.
     pub(super) reconnect_calls_for: Duration,
     /// The memories of all servers of a client of several.
     pub(super) memories: Option<Arc<Memories>>,

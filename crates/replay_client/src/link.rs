@@ -76,7 +76,7 @@ pub trait Channel: Sized {
     /// Handles the answer to a request.
     ///
     /// # Errors
-    /// The answer's error, if the call that waits for it fails with it; [`Error::Protocol`](replay_wire::Error::Protocol).
+    /// The error of the answer, if the waiting call fails with it, too; [`Error::Protocol`](replay_wire::Error::Protocol).
     fn settle(&mut self, reply: Reply) -> Result<()>;
 
     /// Whether it takes no further answer before its next call.

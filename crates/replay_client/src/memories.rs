@@ -1,4 +1,4 @@
-//! The memories of several servers: each server has one of its own.
+//! Checks that no two servers have copies of one memory.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

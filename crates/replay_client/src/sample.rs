@@ -161,7 +161,7 @@ impl Channel for Samples {
         no_answer(&self.link.dialer.address)
     }
 
-    /// Without prefetch, leftover requests end with their connection: later they would consume items of a queue that nobody receives.
+    /// Without prefetch, closes a connection with unanswered requests: their answers would take items of a queue, and nobody reads them.
     fn ends_connection(&self, error: &Error) -> bool {
         let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)

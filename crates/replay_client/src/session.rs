@@ -1,4 +1,4 @@
-//! A session with a server's extension, over a dedicated connection with which it ends.
+//! A session with a server's extension. It has a connection of its own, and ends with it.
 
 use std::net::SocketAddr;
 use std::time::Instant;

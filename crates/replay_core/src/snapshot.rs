@@ -7,7 +7,7 @@
 //! at the time when the item is written. No lock is held over I/O: chunks are listed a few at a time under the table's insert lock,
 //! and each is pinned while it is written.
 //!
-//! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. A
+//! [`restore`] reads and checks everything before it stores anything, and never takes more memory than the tables may. A
 //! snapshot is trusted no more than a connection.
 
 use std::io::{Read, Write};

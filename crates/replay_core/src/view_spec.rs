@@ -66,7 +66,7 @@ pub struct NStep {
 /// Windows for recurrent agents (R2D2: Kapturowski et al., 2019): `T = burn_in + length` steps and the
 /// observation after the last of them, a new item every `period` steps counted from the start of the episode
 /// (or life). An item needs one step beyond its burn-in; at the end of an episode it is short: padded with
-/// zeros, and masked. So is, but for its own values, a truncated step whose next observation never came.
+/// zeros, and masked. A truncated step without a next observation is padded the same way; its own values stay.
 ///
 /// | array | dtype | shape | |
 /// | --- | --- | --- | --- |

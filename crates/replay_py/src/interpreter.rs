@@ -9,7 +9,7 @@
 //! - From then on a thread that needs the lock for a call parks for ever, without the lock and with no lock of this module.
 //!   Blocked calls end first, as by Ctrl-C. As before, a daemon thread does not outlive its interpreter.
 //!
-//! The thread that runs the handler is exempt: it is the one that finalizes.
+//! The thread that runs the handler is exempt, because it finalizes the interpreter.
 //!
 //! # Invariant
 //!

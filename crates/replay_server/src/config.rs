@@ -139,8 +139,8 @@ pub struct ServerConfig {
     /// The certificate's private key, a PEM file.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Listen without a token or without TLS where other machines can connect, and exchange datagrams there, which are neither
-    /// encrypted nor authenticated, with a token and TLS, too.
+    /// Allow connections without a token or without TLS from other machines. Datagrams are never encrypted nor authenticated: they need
+    /// this setting also with a token and TLS.
     #[arg(long)]
     pub trusted_network: bool,
     /// Folder for snapshots of the memory, made if it is missing; only this user can read its files. The newest that is not damaged is

@@ -26,7 +26,7 @@ pub trait Plugin: Sync {
     fn log_targets(&self) -> &'static [&'static str] {
         &[]
     }
-    /// The stack, of a plug-in that is one. The calls with a configuration are then for servers that have this stack.
+    /// The network stack; `None` for an extension. A stack's methods with a configuration are called only for servers with this stack.
     fn stack(&self) -> Option<&'static dyn PluggedStack> {
         None
     }
@@ -95,7 +95,7 @@ pub fn plugged_in() -> Vec<&'static dyn Plugin> {
     lock(&PLUGGED_IN).clone()
 }
 
-/// The plug-ins of a server with this stack: its own, and all that are no stacks.
+/// The plug-ins of a server with this stack: that of the stack, and all extensions.
 pub fn of_server(stack: StackName) -> impl Iterator<Item = &'static dyn Plugin> {
     let concerns = move |plugin: &&dyn Plugin| plugin.stack().is_none() || plugin.name() == stack.name();
     plugged_in().into_iter().filter(concerns)

@@ -38,8 +38,8 @@ impl ReceiveBudgets {
 
 /// Budget for frames in lines, one for each table. Frames of one line are granted in order of arrival, so that short ones do not starve a
 /// long one, and independently of other lines. In a divided budget a line holds at most half of the free bytes, divided by the number of lines
-/// (a dynamic threshold, as in switches: Choudhury and Hahne, 1998), so each further blocked table takes a small part of the rest. A line's
-/// first frame only has to fit.
+/// (a dynamic threshold, as in switches: Choudhury and Hahne, 1998), so each further blocked table takes less of the rest. A line
+/// without frames may take any that fits.
 pub struct ReceiveBudget {
     limit: u64,
     divided: bool,

@@ -1,4 +1,4 @@
-//! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` has another number of them or a range (`500..600`);
+//! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` sets how many worlds run, or which (`500..600`);
 //! `INNET_WORLD_SEED` repeats one. `INNET_WORLD_MISTAKE` names the only mistake to plant.
 
 use std::collections::HashSet;

@@ -95,7 +95,7 @@ impl ShardedClient {
         }
     }
 
-    /// A channel for a single batch: one whose samples or unfinished batch suit the request, or one without any.
+    /// A channel for a single batch: one with samples or an unfinished batch for this request, else an empty one.
     fn idle_samples(&self, table: &str, request: &SampleRequest) -> ShardedSamples {
         let mut idle = lock(&self.idle);
         let suits = idle.iter().position(|channel| channel.suits(table, request));

@@ -1,4 +1,4 @@
-//! The bodies of a snapshot's records, to bytes and back: JSON, but for what there is much of. Numbers from a file are checked where
+//! The bodies of a snapshot's records, to bytes and back: JSON, except chunks and items, which are binary. Numbers from a file are checked where
 //! they are used (`table/restore.rs`); here only the form of a body is.
 
 use bytes::{Buf, Bytes};

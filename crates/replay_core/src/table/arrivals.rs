@@ -20,7 +20,7 @@ pub struct Arrivals {
     pub after_save_point: Option<AfterSavePoint>,
 }
 
-/// Items inserted after a save point and before the next step: their step count does not distinguish them from those of the snapshot.
+/// Items inserted after a save point and before the next step. The count of steps, which is otherwise the bound of a snapshot, is the same.
 pub struct AfterSavePoint {
     /// Steps the table had taken at the save point.
     pub taken: u64,

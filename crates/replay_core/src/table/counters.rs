@@ -13,7 +13,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: AtomicU64,)+
             /// Calls that panicked. Not part of a snapshot, as the counters below.
             pub panics: AtomicU64,
-            /// Items evicted before their last sample, at `max_times_sampled`.
+            /// Items evicted with samples left (`max_times_sampled`).
             pub evicted_unread_items: AtomicU64,
             /// Whether the first of them was logged.
             pub unread_logged: AtomicBool,

@@ -161,8 +161,8 @@ impl Table {
         self.limiter.admit_insert(self.items.live(), push.items.len() as u64, needed, unread)
     }
 
-    /// Items that a derived slack lets writers be ahead before a push: as many as the push evicts none of. Any number where items do
-    /// not end with their last sample, and while a sample waits, which may need more.
+    /// Items that a derived slack lets writers be ahead before a push: the most unread items for which this push evicts none of them. No
+    /// limit where items do not end with their last sample, and while a sample waits, which may need more.
     ///
     /// It takes items of the mean length so far, other writers with the same windows, and chunks of the same size as this push.
     fn most_unread(&self, push: &PushBody, writer: &WriterIdentity) -> f64 {
@@ -225,7 +225,8 @@ impl Table {
         Ok(())
     }
 
-    /// Puts items in place, after their chunks; `pushed` are those of the same push. Calls `placed` with the index and id of each. Only under the insert lock.
+    /// Inserts items whose chunks are inserted, also those of the same push (`pushed`). Calls `placed` with the index and id of each.
+    /// The caller holds the insert lock.
     pub(super) fn place_items(
         &self,
         arrivals: &mut Arrivals,

@@ -59,7 +59,7 @@ impl StagedWriter {
 struct StagedChunk {
     /// Index in `Staged::writers`.
     writer: usize,
-    /// A push of its own.
+    /// The chunk, as a push of its writer.
     push: Prepared,
 }
 

@@ -117,7 +117,7 @@ const _: () = {
     assert!(cfg!(feature = "model") || bytes <= TableConfig::CHUNK_BYTES as usize);
 };
 
-/// Bytes that one push counts for until the last slice of its buffer, which its chunks share, is dropped.
+/// Bytes of a push, counted until the buffer that its chunks share is freed.
 pub struct Charge {
     held: Arc<Held>,
     /// 0 until it counts.

@@ -43,7 +43,7 @@ pub struct WriterIdentity {
 }
 
 impl WriterIdentity {
-    /// A writer of its own.
+    /// A new writer, with a random serial number.
     ///
     /// # Panics
     /// When the operating system has no random numbers.

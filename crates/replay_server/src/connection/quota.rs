@@ -27,7 +27,7 @@ pub const ANSWERS: WaitReason =
 
 /// Reading is paused: there is no memory for the next frame.
 pub const RECEIVE_MEMORY: WaitReason = WaitReason::new(
-    "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of --max-frame-bytes",
+    "the server's receive memory is full of pushes that wait: this writer has 1 MiB there, or its table its share of --max-frame-bytes",
 );
 
 /// Line of connections that write to several tables, or to a missing one: a frame's table is unknown before the frame is read. No table has

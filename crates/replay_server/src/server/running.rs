@@ -55,7 +55,7 @@ impl RunningServer {
         self.http.as_ref()
     }
 
-    /// Name and address of each extension that has one of its own.
+    /// Name and address of each extension that listens on an address.
     pub fn extension_addresses(&self) -> impl Iterator<Item = String> {
         let extensions = self.server.service().extensions.iter();
         extensions.filter_map(|extension| {

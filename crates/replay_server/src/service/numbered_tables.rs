@@ -1,4 +1,4 @@
-//! The tables of a connection's requests: the first request about a table names it, and the others have its number.
+//! The tables of a connection. Its first request about a table names it; later ones have the table's number.
 //!
 //! # Invariant
 //!

@@ -57,7 +57,7 @@ const TABLE: &[Metric] = &[
     (Counter, "late_items", "Items whose first step had been evicted"),
     (Counter, "evicted_steps", "Evicted steps"),
     (Counter, "evicted_items", "Evicted items"),
-    (Counter, "evicted_unread_items", "Items evicted before their last sample, at max_times_sampled"),
+    (Counter, "evicted_unread_items", "Items evicted with samples left (max_times_sampled)"),
     (Counter, "sampled_items", "Sampled items"),
     (Counter, "updated_priorities", "Updated priorities"),
     (Counter, "stale_updates", "Updates of items that were gone"),
