@@ -1,4 +1,4 @@
-"""What a request costs a server's processor: the figures of `innet-replay size`, and of a simulated world."""
+"""What a request costs a server's processor: the figures of docs/explanation/scale.md, and of a simulated world."""
 
 from __future__ import annotations
 

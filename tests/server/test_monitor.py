@@ -1,4 +1,4 @@
-"""Statistics over HTTP: what Prometheus, supervisors, browsers and `innet-replay top` see of a server."""
+"""Statistics over HTTP: what Prometheus, supervisors, browsers and `innet-replay stats` see of a server."""
 
 from __future__ import annotations
 
@@ -408,23 +408,19 @@ def test_idle_clients_keep_no_supervisor_out(server: innet.Server) -> None:
             assert answer.read() == b"ok\n"
 
 
-def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
-    with subprocess.Popen([*SERVER_CLI, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
-        assert top.stdout is not None
-        # Empty lines are between the parts of a screen, and one more at its end.
-        screens = ["", ""]
+def test_watched_statistics_have_the_increase_per_second(server: innet.Server) -> None:
+    watch = [*SERVER_CLI, "stats", "--watch", "1", server.addresses[0]]
+    table = "tables " + NAME.replace("\n", "\\n")
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        # Each look is at least one request, so the second one has an increase.
+        looks = ["", ""]
         for number in range(2):
-            while "policy" not in screens[number]:
-                screens[number] += top.stdout.readline()
-        top.kill()
-    for screen in screens:
-        assert f"innet-replay {innet.__version__}  up " in screen
-        assert NAME.replace("\n", "\\n") in screen
-        assert "update_priorities" in screen
-        assert "0 requests/s" in screen
-        assert re.search(r"\d+ snapshots saved, the last [\d.]+ \w?s ago \([\d.]+ KiB in .*\)  0 failed", screen)
-        (row,) = [line for line in screen.splitlines() if line.startswith("quoted")]
-        assert row.split()[-1] == "2", "versions behind"
+            while not {"server latency_s", table} <= set(looks[number].splitlines()):
+                looks[number] += watching.stdout.readline()
+        watching.kill()
+    assert not re.search(r"/s$", looks[0], re.MULTILINE), looks[0]
+    assert re.search(r" requests +[\d,]+  [\d.]+/s$", looks[1], re.MULTILINE), looks[1]
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(server: innet.Server) -> None:

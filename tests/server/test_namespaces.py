@@ -258,15 +258,6 @@ def test_commands_have_the_names_inside(tmp_path: Path) -> None:
         )
         assert refused.returncode == 2
         assert "it has 1 to 40 characters" in refused.stderr
-        top = subprocess.Popen(
-            [*SERVER_CLI, "top", "--namespace", "two", server.address], stdout=subprocess.PIPE, text=True
-        )
-        assert top.stdout is not None
-        with top:
-            while not (line := top.stdout.readline()).startswith("t "):
-                assert line
-                assert "two/t" not in line
-            top.kill()
 
 
 DOUBLED = """

@@ -29,7 +29,7 @@ use replay_wire::auth::{self, Secret};
 use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
 use size::deserialize_bytes;
-pub use size::parse_bytes;
+use size::parse_bytes;
 pub use validate::within;
 
 /// Minimum of `max_bytes`, in frames of `max_frame_bytes`: two receive buffers and one stored frame.
@@ -41,7 +41,7 @@ const FRAMES_IN_ROOM: u64 = 32;
 /// Limit of I/O threads.
 const MAX_IO_THREADS: u64 = 256;
 /// Limit of connections: Linux's default for a process's open files (`fs.nr_open`).
-pub const MAX_CONNECTIONS: u64 = 1 << 20;
+const MAX_CONNECTIONS: u64 = 1 << 20;
 
 /// Default share of the memory limit for tables, parameters and receive buffers. Unread replies and other processes of the machine, such
 /// as learners, need some of the rest.

@@ -54,7 +54,7 @@ struct Flags {
     seed: u64,
 }
 
-/// Half of a request with its reply, and a pushed or sampled byte: costs of `innet-replay size`.
+/// Half of a request with its reply, and a pushed or sampled byte: docs/explanation/scale.md has the costs.
 const MESSAGE: Duration = Duration::from_micros(25);
 const NANOSECONDS_PER_BYTE: f64 = 0.4;
 

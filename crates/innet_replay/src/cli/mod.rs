@@ -1,16 +1,14 @@
-//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `empty`, `drop`, `snapshot`, `size` and `doctor`. The binary and the Python wheel both
-//! call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `tables`, `empty`, `drop`, `snapshot` and `doctor`. The binary and the Python
+//! wheel both call [`run`].
 
 pub mod doctor;
 mod log;
 mod notify;
 mod serve;
 mod server_flags;
-mod size;
 mod snapshot;
 mod stats;
 mod tables;
-mod top;
 
 use std::ffi::OsString;
 
@@ -36,14 +34,12 @@ struct CommandLine {
 enum Command {
     Serve(Box<serve::ServeFlags>),
     Stats(stats::StatsFlags),
-    Top(top::TopFlags),
     Tables(tables::TablesFlags),
     /// Remove the steps and items of a table, and reset its rate limiter; its writers continue.
     Empty(tables::TableFlags),
     /// Remove a table with its steps and items, and free its memory.
     Drop(tables::TableFlags),
     Snapshot(snapshot::SnapshotFlags),
-    Size(Box<size::SizeFlags>),
     Doctor(Box<doctor::DoctorFlags>),
 }
 
@@ -69,12 +65,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let done = match command_line.command {
         Command::Serve(flags) => serve::run(&flags, given),
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
-        Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Empty(flags) => tables::empty_table(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
-        Command::Size(flags) => size::run(&flags).map(|()| 0),
         Command::Doctor(flags) => doctor::run(&flags, given),
     };
     match done {

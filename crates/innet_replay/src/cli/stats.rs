@@ -1,7 +1,7 @@
 //! `innet-replay stats`: counters and gauges of a server, as tables or as JSON.
 
 use std::io::{self, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::Value;
@@ -18,7 +18,7 @@ pub struct StatsFlags {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds, until Ctrl-C
+    /// Print again every so many seconds, with the increase per second of what grew, until Ctrl-C
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     watch: Option<u32>,
 }
@@ -26,9 +26,13 @@ pub struct StatsFlags {
 /// Prints the statistics of the server.
 pub fn run(flags: &StatsFlags) -> Result<()> {
     let client = flags.memory.connect()?;
+    let mut last: Option<(Value, Instant)> = None;
     loop {
-        let stats = client.stats(&patience())?;
-        let mut text = if flags.json { stats.to_string() } else { tables(&stats) };
+        let (stats, now) = (client.stats(&patience())?, Instant::now());
+        // Counters restart with the server, so no increase across a restart.
+        let last_look = last.as_ref().filter(|(earlier, _)| earlier["incarnation"] == stats["incarnation"]);
+        let earlier = last_look.map(|(earlier, time)| Earlier { values: earlier, seconds: (now - *time).as_secs_f64() });
+        let mut text = if flags.json { stats.to_string() } else { tables(&stats, earlier) };
         if flags.json || flags.watch.is_some() {
             text.push('\n');
         }
@@ -37,19 +41,40 @@ pub fn run(flags: &StatsFlags) -> Result<()> {
             // Ignores a broken pipe (`| head`).
             return Ok(());
         };
+        last = Some((stats, now));
         std::thread::sleep(Duration::from_secs(seconds.into()));
+    }
+}
+
+/// Statistics of the last look, some seconds ago.
+#[derive(Clone, Copy)]
+struct Earlier<'a> {
+    values: &'a Value,
+    seconds: f64,
+}
+
+impl<'a> Earlier<'a> {
+    /// The part of this name.
+    fn part(self, name: &str) -> Self {
+        Earlier { values: &self.values[name], ..self }
+    }
+
+    /// Increase per second to a count of now, where it grew.
+    fn rate(self, now: u64) -> Option<f64> {
+        let increase = now.checked_sub(self.values.as_u64()?).filter(|increase| *increase > 0)?;
+        Some(increase as f64 / self.seconds)
     }
 }
 
 /// Statistics as text: single values first, then a section for each group. A group of groups (tables, parameters) becomes a section for
 /// each member.
-fn tables(stats: &Value) -> String {
+fn tables(stats: &Value, earlier: Option<Earlier<'_>>) -> String {
     let mut text = String::new();
-    section(&mut text, "", stats);
+    section(&mut text, "", stats, earlier);
     text
 }
 
-fn section(text: &mut String, title: &str, values: &Value) {
+fn section(text: &mut String, title: &str, values: &Value, earlier: Option<Earlier<'_>>) {
     let Some(values) = values.as_object() else {
         return;
     };
@@ -64,16 +89,29 @@ fn section(text: &mut String, title: &str, values: &Value) {
         }
         let width = singles.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, value) in singles {
-            text.push_str(&format!("  {name:width$}  {:>16}\n", readable(name, value)));
+            let rate = earlier.and_then(|earlier| match is_histogram(value) {
+                true => earlier.part(name).part("count").rate(value["count"].as_u64()?),
+                false => earlier.part(name).rate(value.as_u64()?),
+            });
+            let rate = rate.map(|rate| format!("  {}/s", readable_rate(name, rate))).unwrap_or_default();
+            text.push_str(&format!("  {name:width$}  {:>16}{rate}\n", readable(name, value)));
         }
     }
     for (name, value) in groups {
-        section(text, format!("{title} {name}").trim(), value);
+        section(text, format!("{title} {name}").trim(), value, earlier.map(|earlier| earlier.part(name)));
     }
 }
 
 fn is_histogram(value: &Value) -> bool {
     value.get("buckets").is_some()
+}
+
+fn readable_rate(name: &str, rate: f64) -> String {
+    match rate {
+        rate if name.contains("bytes") => readable_bytes(rate as u64),
+        ..10.0 => format!("{rate:.1}"),
+        rate => with_separators(rate.round() as u64),
+    }
 }
 
 /// A value with its unit: bytes in powers of 1024, numbers with separators, histograms as count and mean.
@@ -152,12 +190,26 @@ mod tests {
             "tables": {"apex": {"steps": 12345}, "other": {"steps": 1}},
             "parameters": {},
         });
-        let text = tables(&stats);
+        let text = tables(&stats, None);
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert!(lines.contains(&vec!["uptime_s", "1.500"]));
         let apex = lines.iter().position(|line| line == &["tables", "apex"]).unwrap();
         assert_eq!(lines[apex + 1], ["steps", "12,345"]);
         assert!(lines.contains(&vec!["tables", "other"]));
         assert!(!text.contains("parameters"));
+    }
+
+    #[test]
+    fn what_grew_has_its_increase_per_second() {
+        let stats = |pushes: u64, bytes: u64| {
+            let times = json!({"count": pushes, "sum": 0.5, "buckets": []});
+            json!({"connections": 3, "server": {"bytes_sent": bytes, "latency_s": {"push": times}, "requests": 7 - bytes / 1024}})
+        };
+        let earlier = stats(10, 0);
+        let text = tables(&stats(13, 4096), Some(Earlier { values: &earlier, seconds: 2.0 }));
+        let line = |name| text.lines().find(|line| line.trim().starts_with(name)).unwrap();
+        assert!(line("bytes_sent").ends_with("4.0 KiB  2.0 KiB/s"), "{text}");
+        assert!(line("push").ends_with("  1.5/s"), "{text}");
+        assert!(!line("connections").contains("/s") && !line("requests").contains("/s"), "{text}");
     }
 }

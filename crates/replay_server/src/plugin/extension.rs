@@ -29,7 +29,7 @@ pub trait Extension: Send + Sync {
     }
     /// Statistics: a JSON object, which the server's statistics have under the name of the extension.
     fn stats(&self) -> Value;
-    /// Statistics exported to Prometheus. `innet-replay top` and the live page also show groups with a label.
+    /// Statistics exported to Prometheus. The live page also shows groups with a label.
     fn metrics(&self) -> &'static [MetricGroup] {
         &[]
     }
