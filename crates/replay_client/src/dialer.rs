@@ -1,4 +1,5 @@
-//! Opens connections to one server: sockets, TLS, handshake, and what a restarted server has to be told again.
+//! Opens connections to one server: sockets, TLS, handshake, and what a restarted server has to be told again. Keeps idle ones for later
+//! calls.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +17,7 @@ use super::connection::Connection;
 use super::driver::Driver;
 use super::memories::Memories;
 use super::outage::{self, Outage};
-use super::pipeline::{RequestPipeline, expect};
+use super::pipeline::{RequestPipeline, expect, is_closed};
 use super::{ConnectOptions, tls};
 use base::error::TooLarge;
 use base::fork::close_in_children;
@@ -306,4 +307,40 @@ struct Opened {
     peer: Option<SocketAddr>,
     /// The keying material of its TLS session.
     channel_binding: Option<ChannelBinding>,
+}
+
+/// Idle connections for later calls.
+#[derive(Default)]
+pub struct ConnectionPool(Mutex<Vec<Connection>>);
+
+impl ConnectionPool {
+    /// Limit of idle connections; further ones are closed.
+    const MAX_IDLE: usize = 8;
+
+    /// An idle connection, or a new one.
+    pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
+        dialer.check_process()?;
+        loop {
+            let idle = lock(&self.0).pop();
+            let Some(mut connection) = idle else {
+                return dialer.dial(wait);
+            };
+            match connection.check() {
+                Ok(()) => {
+                    dialer.outage.used();
+                    return Ok(connection);
+                }
+                Err(error) if is_closed(&error) => dialer.outage.close(),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Keeps a connection for the next call.
+    pub fn give(&self, connection: Connection) {
+        let mut idle = lock(&self.0);
+        if idle.len() < Self::MAX_IDLE {
+            idle.push(connection);
+        }
+    }
 }

@@ -32,7 +32,6 @@ pub mod namespace;
 mod options;
 mod outage;
 pub mod pipeline;
-mod pool;
 pub mod push;
 mod retry;
 pub mod sample;
@@ -51,11 +50,10 @@ use bytes::Bytes;
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
-use dialer::Dialer;
+use dialer::{ConnectionPool, Dialer};
 pub use namespace::Namespace;
 pub use options::ConnectOptions;
 use pipeline::{expect, is_broken, unexpected};
-use pool::ConnectionPool;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
     UpdateChannel, UpdateReceipt, WriterId,

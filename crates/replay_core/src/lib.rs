@@ -21,8 +21,7 @@
 //! | | **lock-free parts** |
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | prioritized sampling of indices when another buffer holds the data |
-//! | [`slab`] | chunks, pinned against eviction |
-//! | `free_slots` | free slots of chunks and items |
+//! | [`slab`] | chunks, pinned against eviction; free slots of chunks and items |
 //! | [`sync`] | atomics of std, or of loom (feature `loom`) |
 //! | | **from steps to chunks** |
 //! | [`writer`] | steps to chunks and items |
@@ -50,7 +49,6 @@ mod dtype;
 pub mod episode_windows;
 pub mod episodes;
 pub mod error;
-mod free_slots;
 pub mod importance;
 pub mod limiter;
 pub mod local;

@@ -1,7 +1,6 @@
 //! The writer: makes pushes of packed chunks and complete items from the steps of many streams. `step` checks the steps,
 //! `rows` reads them, `pack` packs them, and [`crate::episode_windows`] finds the complete items.
 
-mod finite;
 mod pack;
 mod rows;
 mod step;

@@ -6,7 +6,6 @@ mod dispatch;
 mod handshake;
 mod quota;
 mod replies;
-mod writer_order;
 
 use std::future::Future;
 use std::pin::pin;
@@ -21,9 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
 use dispatch::Dispatcher;
-use quota::{FrameReservation, ReceiveQuota, RequestPermit};
+use quota::{FrameReservation, Position, ReceiveQuota, RequestPermit, WriterOrder};
 use replies::ReplySender;
-use writer_order::{Position, WriterOrder};
 
 use crate::reply_budget::Reader;
 use crate::server::Slot;

@@ -1,15 +1,15 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
 
-mod latencies;
 mod numbered_tables;
 mod tables;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustls::pki_types::UnixTime;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::plugin::Extension;
@@ -17,6 +17,7 @@ use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
 use base::error::check_size;
+use base::histogram::Histogram;
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
@@ -27,7 +28,6 @@ use replay_link::tls::{Dates, RENEW};
 use replay_wire::role::Role;
 use replay_wire::{OpenOrResume, RELEASE, ReplyBody, RequestBody};
 
-pub use latencies::Latencies;
 pub use numbered_tables::{NumberedTable, NumberedTables};
 pub use tables::Tables;
 
@@ -347,5 +347,51 @@ impl Counters {
         self.connections_opened.add(1);
         self.connections.add(1);
         OpenConnection(self)
+    }
+}
+
+/// Histograms of the time from the arrival of a request to its reply, waits included, by kind of request.
+#[derive(Debug)]
+pub struct Latencies([Histogram; RequestBody::NAMES.len()]);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        // Bounds from 1 µs to 69 s, in nanoseconds.
+        Latencies(std::array::from_fn(|_| Histogram::new(10, 36)))
+    }
+}
+
+impl Latencies {
+    /// Counts a request that is answered.
+    pub fn record(&self, request: &RequestBody, elapsed: Duration) {
+        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.0[request.kind()].record(elapsed);
+    }
+}
+
+/// An object with a histogram, in seconds, for each kind that has been requested.
+impl Serialize for Latencies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let stats = RequestBody::NAMES.iter().zip(&self.0);
+        let stats = stats.map(|(kind, histogram)| (kind, histogram.stats(1e-9)));
+        serializer.collect_map(stats.filter(|(_, stats)| stats["count"] != 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_counts_for_its_kind() {
+        let latencies = Latencies::default();
+        assert_eq!(json!(latencies), json!({}));
+        latencies.record(&RequestBody::Stats, Duration::from_millis(1));
+        latencies.record(&RequestBody::Snapshot, Duration::ZERO);
+        let stats = json!(latencies);
+        let kinds: Vec<_> = stats.as_object().unwrap().keys().collect();
+        assert_eq!(kinds, ["snapshot", "stats"]);
+        assert_eq!(stats["stats"]["count"], 1);
     }
 }

@@ -31,7 +31,8 @@ pub fn run(flags: &StatsFlags) -> Result<()> {
         let (stats, now) = (client.stats(&patience())?, Instant::now());
         // Counters restart with the server, so no increase across a restart.
         let last_look = last.as_ref().filter(|(earlier, _)| earlier["incarnation"] == stats["incarnation"]);
-        let earlier = last_look.map(|(earlier, time)| Earlier { values: earlier, seconds: (now - *time).as_secs_f64() });
+        let earlier =
+            last_look.map(|(earlier, time)| Earlier { values: earlier, seconds: (now - *time).as_secs_f64() });
         let mut text = if flags.json { stats.to_string() } else { tables(&stats, earlier) };
         if flags.json || flags.watch.is_some() {
             text.push('\n');

@@ -2,7 +2,7 @@
 
 use crate::memory_hints::prefetch;
 
-use super::leaf::Leaf;
+use super::node::Leaf;
 use super::node::Node;
 use super::{SumTree, mass_change};
 

@@ -36,7 +36,6 @@
 //! returned.
 
 mod batch;
-mod leaf;
 mod node;
 mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
@@ -46,8 +45,7 @@ use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering, fence};
 use base::error::check_size;
 use base::planted;
-use leaf::Leaf;
-use node::{ChildSums, Level, Node};
+use node::{ChildSums, Leaf, Level, Node};
 
 pub use batch::Update;
 pub use sample::{SampledLeaf, Strata};

@@ -8,8 +8,7 @@ use crate::sync::{Ordering, fence};
 use base::planted;
 
 use super::SumTree;
-use super::leaf::Leaf;
-use super::node::{ChildSums, Level, Node};
+use super::node::{ChildSums, Leaf, Level, Node};
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 use super::vector;
 

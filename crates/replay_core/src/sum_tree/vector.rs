@@ -9,8 +9,7 @@ use core::arch::x86_64::{
 };
 use std::mem::MaybeUninit;
 
-use super::leaf::GENERATION_BITS;
-use super::node::{ChildSums, Level, Node};
+use super::node::{ChildSums, GENERATION_BITS, Level, Node};
 
 /// Fan-out of the nodes that [`read`] supports.
 pub const FANOUT: usize = 16;

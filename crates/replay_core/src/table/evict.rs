@@ -7,9 +7,9 @@ use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
 
 use super::Table;
-use super::arrivals::Arrivals;
 use super::ids::ItemId;
 use super::prepare::Prepared;
+use super::stored::Arrivals;
 use super::stored::StoredChunk;
 
 /// Chunks taken out under the lock, to be dropped after it.

@@ -11,8 +11,8 @@
 
 use std::sync::OnceLock;
 
-use crate::free_slots::FreeSlots;
 use crate::memory_hints::prefetch;
+use crate::slab::FreeSlots;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};

@@ -4,16 +4,15 @@
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
 //! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
-//! | [`stored`] | chunks, and the bytes that count for them |
+//! | [`stored`] | chunks, the bytes that count for them, their order of arrival |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
-//! | `arrivals` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `read` | all steps, in their order of arrival |
 //! | `save`, `restore` | to and from the records of a snapshot |
-//! | `waiting`, `pending_call` | queues of waiting calls; the state of one call |
+//! | `waiting` | queues of waiting calls; the state of one call |
 //! | `counters`, `stats` | counters; their JSON |
 //!
 //! # Invariant
@@ -25,11 +24,9 @@ pub mod items;
 pub(crate) mod restore;
 pub mod stored;
 
-mod arrivals;
 pub(crate) mod counters;
 mod evict;
 mod max_priority;
-mod pending_call;
 mod prepare;
 mod push;
 mod read;
@@ -60,17 +57,15 @@ use crate::slab::Slab;
 use crate::sum_tree::Strata;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
 
-pub use pending_call::{Attempt, PendingCall};
-pub use waiting::Turn;
+pub use waiting::{Attempt, PendingCall, Turn};
 pub use writers::{WriterConnection, Writers};
 
-use arrivals::Arrivals;
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
 use samplers::ItemSampler;
-use stored::{Chunks, Held};
+use stored::{Arrivals, Chunks, Held};
 
 /// A named replay memory. `push.rs` lists the locks.
 pub struct Table {

@@ -17,11 +17,10 @@ use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
 use crate::wait_reason::WaitReason;
 
-use super::arrivals::Arrivals;
 use super::evict::EVICTED_AT_ONCE;
 use super::ids::ItemId;
 use super::prepare::{History, Prepared, PreparedChunk, PreparedItem};
-use super::stored::PinnedChunk;
+use super::stored::{Arrivals, PinnedChunk};
 use super::streams::FirstChunk;
 use super::writers::{TableWriter, WriterIdentity};
 use super::{Attempt, Table, Turn};

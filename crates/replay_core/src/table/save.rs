@@ -13,8 +13,8 @@ use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 
 use super::Table;
-use super::arrivals::{AfterSavePoint, Arrivals};
 use super::ids::ItemId;
+use super::stored::{AfterSavePoint, Arrivals};
 use super::writers::WriterIdentity;
 
 const ITEMS_AT_ONCE: usize = 4096;

@@ -12,7 +12,7 @@ use crate::schema::{Column, Dtype};
 use base::error::check_size;
 use base::sync::lock;
 
-use super::storage::Storage;
+use super::memory::Storage;
 
 /// Smaller buffers are allocated anew: that is cheaper than to keep them.
 const SMALLEST_KEPT: usize = 64 << 10;

@@ -1,7 +1,7 @@
 //! Rows and blobs of a sampled batch, unpacked with every bound checked: a server's reply is not trusted.
 
 use super::Padding;
-use super::streamed::Copies;
+use super::memory::Copies;
 use crate::codec::Codec;
 use crate::difference::Patched;
 use crate::error::{Error, Result};

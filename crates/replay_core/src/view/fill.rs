@@ -7,7 +7,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::batch::{ArraySpec, Buffer};
 use super::decode::{Decoded, SampledWindow, Unpacker};
-use super::streamed::Copies;
+use super::memory::Copies;
 use crate::error::Result;
 use crate::row_layout::RowLayout;
 use base::allocation;

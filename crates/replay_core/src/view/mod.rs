@@ -5,12 +5,10 @@
 mod batch;
 mod decode;
 mod fill;
+mod memory;
 mod nstep;
-mod order;
 mod raw;
 mod sequence;
-mod storage;
-mod streamed;
 
 use std::sync::Arc;
 
@@ -137,7 +135,7 @@ impl Decoder {
         fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
-        let order = order::mixed(sampled);
+        let order = crate::mix::order(sampled);
         let mixed: Vec<_>;
         let windows = match &order {
             Some(order) => {

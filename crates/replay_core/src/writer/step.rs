@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::finite::first_not_finite;
 use super::rows::{CheckedStep, LastObservations, QValues, Rows, Strided, is_set, read_f32};
+use crate::dtype::first_not_finite;
 use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result, check_priorities_to};
 use crate::schema::{Column, Dtype, TableConfig};

@@ -9,10 +9,10 @@ use crate::schema::TableConfig;
 use crate::snapshot_records::content::{ItemRecord, OpenRecord, TableState};
 use crate::sync::Ordering;
 use crate::table::Table;
-use crate::table::arrivals::Arrivals;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;
 use crate::table::prepare::{History, PreparedChunk, PreparedItem};
+use crate::table::stored::Arrivals;
 use crate::table::streams::{FirstChunk, Stream};
 
 /// A table of a snapshot in place.
