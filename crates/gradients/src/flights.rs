@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::window::CongestionWindow;
+use super::congestion_window::CongestionWindow;
 
 /// Reordering threshold: a sum counts as lost once a sum more than this many segments later has arrived. One path hardly reorders more.
 const REORDERING: u32 = 8;

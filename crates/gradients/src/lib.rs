@@ -21,7 +21,7 @@
 //! | `worker` | a worker's session, which its sums share, and its controls |
 //! | `uplink` | path of a worker or a rack to its aggregator |
 //! | `flights` | contributions in flight |
-//! | `window` | congestion window and retransmission timeout |
+//! | `congestion_window` | congestion window and retransmission timeout |
 //! | `round` | one sum |
 //! | `asynchronous_session` | session of an asynchronous worker |
 //! | | **transports** |
@@ -55,6 +55,7 @@ mod aggregator;
 pub mod arithmetic;
 mod asynchronous_session;
 mod asynchronous_worker;
+mod congestion_window;
 mod counters;
 mod datagrams;
 #[cfg(feature = "dpdk")]
@@ -73,7 +74,6 @@ mod threads;
 mod transports;
 mod udp;
 mod uplink;
-mod window;
 mod worker;
 mod worker_transport;
 

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 
 use super::connection::Connection;
 use super::driver::Driver;
-use super::memories::Memories;
+use super::memory_identities::MemoryIdentities;
 use super::outage::{self, Outage};
 use super::pipeline::{RequestPipeline, expect, is_closed};
 use super::{ConnectOptions, tls};
@@ -63,7 +63,7 @@ pub struct Dialer {
     /// How long a call or an update reconnects at most. In a list of servers it is short: calls go on with the other servers.
     pub(super) reconnect_calls_for: Duration,
     /// The memories of all servers of a client of several.
-    pub(super) memories: Option<Arc<Memories>>,
+    pub(super) memories: Option<Arc<MemoryIdentities>>,
     pub(super) outage: Outage,
     /// The process that connected: a forked child must not use its parent's connections.
     process: u32,

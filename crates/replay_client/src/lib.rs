@@ -27,7 +27,7 @@ pub mod dialer;
 mod driver;
 mod establish;
 mod link;
-mod memories;
+mod memory_identities;
 pub mod namespace;
 mod options;
 mod outage;

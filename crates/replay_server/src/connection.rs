@@ -23,7 +23,7 @@ use dispatch::Dispatcher;
 use quota::{FrameReservation, Position, ReceiveQuota, RequestPermit, WriterOrder};
 use replies::ReplySender;
 
-use crate::reply_budget::Reader;
+use crate::reply_budget::UnreadReplies;
 use crate::server::Slot;
 use crate::service::{NumberedTable, NumberedTables, Service};
 use base::system;
@@ -199,10 +199,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
-        let reader = Reader::new(self.context.service.reply_budgets.of(role));
-        let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
+        let unread = UnreadReplies::new(self.context.service.reply_budgets.of(role));
+        let (replies, outbox) = ReplySender::new(Rc::clone(&unread));
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), role));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&unread), role));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -211,7 +211,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
         // at once: the client does not read.
-        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, &reader, write)) {
+        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, &unread, write)) {
             Ok((end, ())) => end,
             Err(Error::Closed(_)) => Ok(()),
             Err(error) => Err(error),
@@ -304,10 +304,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: ReplySender,
-        reader: Rc<Reader>,
+        unread: Rc<UnreadReplies>,
         role: Role,
     ) -> Result<()> {
-        let dispatcher = Dispatcher::new(&self.context.service, reader, self.phase.clone());
+        let dispatcher = Dispatcher::new(&self.context.service, unread, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
         let mut phase = self.phase.clone();

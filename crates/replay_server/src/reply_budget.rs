@@ -196,8 +196,8 @@ pub enum NoRoom {
     Role(u64),
 }
 
-/// A connection that reads its replies.
-pub struct Reader {
+/// The unread replies of one connection.
+pub struct UnreadReplies {
     budget: Arc<ReplyBudget>,
     limit: u64,
     held: Cell<u64>,
@@ -209,15 +209,15 @@ pub struct Reader {
 
 /// Bytes of one reply, returned when dropped.
 pub struct ReplyShare {
-    reader: Rc<Reader>,
+    unread: Rc<UnreadReplies>,
     bytes: u64,
     shared: Bytes,
 }
 
-impl Reader {
+impl UnreadReplies {
     /// A connection whose replies count in `budget`.
     pub fn new(budget: &Arc<ReplyBudget>) -> Rc<Self> {
-        Rc::new(Reader {
+        Rc::new(UnreadReplies {
             limit: (budget.limit() / PARTS).max(1),
             budget: Arc::clone(budget),
             held: Cell::new(0),
@@ -236,7 +236,7 @@ impl Reader {
         let alone = bytes.saturating_sub(shared.len() as u64);
         self.held.set(self.held.get() + bytes);
         self.budget.hold(alone, &shared);
-        ReplyShare { reader: Rc::clone(self), bytes, shared }
+        ReplyShare { unread: Rc::clone(self), bytes, shared }
     }
 
     /// Checks that `reply` may be built now.
@@ -294,11 +294,11 @@ impl Reader {
 impl Drop for ReplyShare {
     fn drop(&mut self) {
         base::planted!(KeptReply => return);
-        let reader = &self.reader;
-        reader.held.set(reader.held.get() - self.bytes);
-        reader.freed.notify(1);
+        let unread = &self.unread;
+        unread.held.set(unread.held.get() - self.bytes);
+        unread.freed.notify(1);
         let alone = self.bytes.saturating_sub(self.shared.len() as u64);
-        reader.budget.release(alone, &self.shared);
+        unread.budget.release(alone, &self.shared);
     }
 }
 

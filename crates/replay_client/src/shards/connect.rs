@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::dialer::Dialer;
-use super::super::memories::Memories;
+use super::super::memory_identities::MemoryIdentities;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
@@ -49,7 +49,7 @@ impl ShardedClient {
     /// [`replay_core::Error::TableDiffers`] if the definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = system::now();
-        let memories = Arc::new(Memories::default());
+        let memories = Arc::new(MemoryIdentities::default());
         let mut members = Vec::new();
         for address in addresses {
             let dialer = Dialer::new(address.clone(), options.clone());

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Phase;
 use crate::plugin::{MAX_MESSAGE, Session};
-use crate::reply_budget::{NoRoom, Reader};
+use crate::reply_budget::{NoRoom, UnreadReplies};
 use crate::service::{NumberedTable, Service};
 use base::error::check_size;
 use replay_core::table::{Attempt, Turn};
@@ -22,7 +22,7 @@ use replay_wire::{Extension, ReplyBody, RequestBody};
 /// One connection's requests and extension sessions.
 pub struct Dispatcher<'a> {
     service: &'a Service,
-    reader: Rc<Reader>,
+    unread: Rc<UnreadReplies>,
     phase: watch::Receiver<Phase>,
     /// Extension sessions, by extension name.
     sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
@@ -30,8 +30,8 @@ pub struct Dispatcher<'a> {
 
 impl<'a> Dispatcher<'a> {
     /// For a new connection, without sessions.
-    pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
-        Dispatcher { service, reader, phase, sessions: RefCell::default() }
+    pub fn new(service: &'a Service, unread: Rc<UnreadReplies>, phase: watch::Receiver<Phase>) -> Self {
+        Dispatcher { service, unread, phase, sessions: RefCell::default() }
     }
 
     /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
@@ -59,7 +59,7 @@ impl<'a> Dispatcher<'a> {
                 // Requests behind it in the table's queue must not wait for this client to read.
                 *turn = Turn::default();
                 if matches!(full, NoRoom::Role(_)) {
-                    self.reader.budget().press();
+                    self.unread.budget().press();
                 }
                 Attempt::Blocked(full.into())
             }
@@ -67,7 +67,7 @@ impl<'a> Dispatcher<'a> {
         };
         if turn.waits() {
             // Blocked by the table: passes the free reply memory on to the next request.
-            self.reader.budget().pass_on();
+            self.unread.budget().pass_on();
         }
         Ok(attempt)
     }
@@ -82,7 +82,7 @@ impl<'a> Dispatcher<'a> {
         turn: &Turn,
     ) -> Result<impl Future<Output = ()> + use<'r, 'a>> {
         if Self::waits_for_readers(request, turn) {
-            return Ok(self.reader.room(|| self.check_room(request)).right_future());
+            return Ok(self.unread.room(|| self.check_room(request)).right_future());
         }
         let changed: EventListener = match request {
             RequestBody::CallExtension(Extension { name, .. }) => {
@@ -100,7 +100,7 @@ impl<'a> Dispatcher<'a> {
 
     fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {
         let large = self.service.large_reply(request);
-        large.map_or(Ok(()), |large| self.reader.check(&large))
+        large.map_or(Ok(()), |large| self.unread.check(&large))
     }
 
     /// Calls `work` with the session of an extension, which the first request starts.

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::quota::RequestPermit;
 use super::{ConnectionHandler, Received};
-use crate::reply_budget::{Reader, ReplyShare};
+use crate::reply_budget::{ReplyShare, UnreadReplies};
 use base::error::check_size;
 use replay_link::error::{Error, Result};
 use replay_link::framing::{broken, is_closed, write_frame, write_part};
@@ -31,19 +31,19 @@ const STALLED: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(super) struct ReplySender {
     queue: mpsc::UnboundedSender<QueuedReply>,
-    reader: Rc<Reader>,
+    unread: Rc<UnreadReplies>,
 }
 
 impl ReplySender {
     /// A queue's sender and receiver.
-    pub(super) fn new(reader: Rc<Reader>) -> (Self, mpsc::UnboundedReceiver<QueuedReply>) {
+    pub(super) fn new(unread: Rc<UnreadReplies>) -> (Self, mpsc::UnboundedReceiver<QueuedReply>) {
         let (queue, outbox) = mpsc::unbounded_channel();
-        (ReplySender { queue, reader }, outbox)
+        (ReplySender { queue, unread }, outbox)
     }
 
     /// `shared` is the memory's buffer in the frame, or empty.
     fn send(&self, frame: OutgoingFrame, permit: Option<RequestPermit>, shared: Bytes) {
-        let share = self.reader.hold(frame.frame_bytes(), shared);
+        let share = self.unread.hold(frame.frame_bytes(), shared);
         // An error means that the connection has ended.
         let _ = self.queue.send(QueuedReply { frame, _permit: permit, _share: share });
     }
@@ -110,13 +110,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     pub(super) async fn send<W: AsyncWrite + Unpin>(
         &self,
         mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
-        reader: &Reader,
+        unread: &UnreadReplies,
         write: &mut W,
     ) -> Result<()> {
         let counters = &self.context.service.counters;
         while let Some(mut queued) = outbox.recv().await {
             let outgoing = &mut queued.frame;
-            self.write_in_time(outgoing, reader, write).await?;
+            self.write_in_time(outgoing, unread, write).await?;
             counters.bytes_sent.add(outgoing.frame_bytes());
         }
         Ok(())
@@ -126,7 +126,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     async fn write_in_time<W: AsyncWrite + Unpin>(
         &self,
         frame: &mut OutgoingFrame,
-        reader: &Reader,
+        unread: &UnreadReplies,
         write: &mut W,
     ) -> Result<()> {
         let (begun, bytes, allowed) = (self.stack.now(), frame.frame_bytes(), self.context.write_deadline);
@@ -136,7 +136,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let average = begun + allowed.mul_f64((written as f64 / bytes.max(1) as f64).min(1.0));
             let needed = async {
                 self.stack.sleep_until(average.min(last) + STALLED).await;
-                reader.budget().needed().await;
+                unread.budget().needed().await;
             };
             let written_now = tokio::select! {
                 biased;

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 /// Identities of the servers' memories, by address. The connections to all servers of a client share them.
 #[derive(Default)]
-pub struct Memories(Mutex<BTreeMap<String, String>>);
+pub struct MemoryIdentities(Mutex<BTreeMap<String, String>>);
 
-impl Memories {
+impl MemoryIdentities {
     /// Records the memory of a server from its statistics.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_another_servers_memory_is_refused_with_both_names() {
-        let memories = Memories::default();
+        let memories = MemoryIdentities::default();
         let note =
             |name: &str, identity: &str| memories.note(name.to_owned(), &serde_json::json!({ "identity": identity }));
         for (name, identity) in [("innet://a", "1"), ("innet://b", "2"), ("innet://b", "2"), ("innet://a", "3")] {
