@@ -9,12 +9,12 @@ use pyo3::types::PyDict;
 
 use replay_client::shards::{ShardedClient, parse_addresses};
 use replay_client::{Client, ConnectOptions, Namespace};
+use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;
 use crate::replay::PyReplay;
-use crate::table::{self, PyTable};
-use crate::{error, keywords, log, wait};
+use crate::{definition, error, keywords, log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -33,7 +33,7 @@ pub fn connect(
     py: Python<'_>,
     url: &str,
     token: Option<String>,
-    #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
+    #[pyo3(from_py_with = definition::tables)] tables: Vec<TableConfig>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
     spin: bool,

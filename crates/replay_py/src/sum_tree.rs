@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 
 use replay_core::priority_index::PriorityIndex;
 
-use crate::class::{self, attributes};
+use crate::class::attributes;
 use crate::interpreter::Call;
 use crate::{array, error, integer, interpreter, keywords};
 
@@ -88,9 +88,10 @@ impl PySumTree {
         self.index.tree.live_with_mass() as usize
     }
 
-    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        let arguments = ["capacity", "priority_exponent", "priority_unit_log2"];
-        class::call(slf, &arguments)
+    fn __repr__(&self) -> String {
+        let PriorityIndex { tree, exponent, unit_log2, .. } = &*self.index;
+        let capacity = tree.capacity();
+        format!("SumTree(capacity={capacity}, priority_exponent={exponent:?}, priority_unit_log2={unit_log2})")
     }
 }
 

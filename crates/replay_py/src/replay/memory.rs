@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::schema::TableConfig;
 use replay_link::stack::Address;
 use replay_server::config::ServerConfig;
 use replay_server::process_memory;
@@ -16,8 +17,7 @@ use replay_wire::auth::Secret;
 use super::PyReplay;
 use crate::interpreter::Call;
 use crate::server::{self, PyServer};
-use crate::table::{self, PyTable};
-use crate::{error, integer, keywords, log, wait};
+use crate::{definition, error, integer, keywords, log, wait};
 
 /// Default of `max_bytes` (tables and parameters), in percent of the memory that the process may use.
 const SHARE_PERCENT: u8 = 80;
@@ -43,7 +43,7 @@ impl PyMemory {
     )]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
+        #[pyo3(from_py_with = definition::tables)] tables: Vec<TableConfig>,
         #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
         unknown: Option<&Bound<'_, PyDict>>,

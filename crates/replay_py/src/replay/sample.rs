@@ -26,10 +26,10 @@ use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSamples, Reading, TableShare};
+use crate::definition::{self, TablesArgument};
 use crate::interpreter::Call;
-use crate::mix::TablesArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, integer, keywords, torch, view, wait};
+use crate::{array, error, integer, keywords, torch, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<Arc<Reading>>>;
@@ -169,7 +169,7 @@ impl PyReplay {
         py: Python<'_>,
         table: &str,
         #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         name: &str,
         #[pyo3(from_py_with = integer::server)] server: Option<u32>,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
@@ -206,7 +206,7 @@ impl PyReplay {
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         beta: f64,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
@@ -275,7 +275,7 @@ impl PyReplay {
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         beta: Beta,
         #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
@@ -368,7 +368,7 @@ pub struct PyUpdateReceipt {
 
 #[pymethods]
 impl PyUpdateReceipt {
-    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        class::call(slf, &["applied", "stale"])
+    fn __repr__(&self) -> String {
+        format!("UpdateReceipt(applied={}, stale={})", self.applied, self.stale)
     }
 }
