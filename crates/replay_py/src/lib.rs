@@ -14,7 +14,7 @@
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `structure`, `text` | nested dictionaries and tuples of arrays; text as bytes |
-//! | `integer`, `keywords` | integer arguments, named in errors; misspelt keyword arguments |
+//! | `integer` | integer arguments, named in errors |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
 //! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
@@ -50,7 +50,6 @@ mod gradient_updates;
 mod gradients;
 mod integer;
 mod interpreter;
-mod keywords;
 mod log;
 mod open_writers;
 mod parameters;
