@@ -16,25 +16,20 @@ from innet_drl import errors
 from innet_drl._core import (
     Batch,
     Batches,
-    Column,
     Episodes,
     Memory,
-    Mix,
-    NStep,
     Parameters,
     Replay,
     SampledIndexes,
-    Sequences,
     Server,
     StoredTable,
     SumTree,
-    Table,
     UpdateReceipt,
-    Window,
     Writer,
     __version__,
     connect,
 )
+from innet_drl.definitions import Column, Mix, NStep, Sequences, Table, Window
 from innet_drl.errors import ReplayError
 from innet_drl.recorder import Recorder
 

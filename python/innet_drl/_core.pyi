@@ -1,4 +1,4 @@
-"""The compiled core of innet_drl: tables, views, the replay memory in this process or on a server."""
+"""The compiled core of innet_drl: the replay memory in this process or on a server."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -7,32 +7,27 @@ from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_on
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 from typing_extensions import disjoint_base
 
 from innet_drl.batches import TorchBatch, TorchBatches
+from innet_drl.definitions import Mix, NStep, Sequences, Table, Window
 
 __all__ = [
     "Batch",
     "Batches",
-    "Column",
     "Episodes",
     "GradientUpdates",
     "GradientWorker",
     "Memory",
-    "Mix",
-    "NStep",
     "Parameters",
     "Replay",
     "SampledIndexes",
-    "Sequences",
     "Server",
     "Station",
     "StoredTable",
     "SumTree",
-    "Table",
     "UpdateReceipt",
-    "Window",
     "Writer",
     "__version__",
     "connect",
@@ -59,318 +54,6 @@ class _ContextManager:
         _traceback: TracebackType | None,
         /,
     ) -> None: ...
-
-@final
-class Column:
-    """A column of a table: one value for each step.
-
-    Args:
-        dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
-        shape: Shape of one value; `()` is a scalar.
-        codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
-            at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
-            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below.
-        finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
-            writer's or the table's view. Integers and other columns are not checked.
-
-    Raises:
-        ConfigError: An unknown dtype or codec.
-    """
-
-    def __new__(
-        cls,
-        dtype: DTypeLike,
-        shape: int | tuple[int, ...] = (),
-        codec: Literal["lz4", "zstd", "none"] | None = None,
-        finite: bool = True,
-    ) -> Self: ...
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one value."""
-    @property
-    def codec(self) -> Literal["lz4", "zstd", "none"]:
-        """Compression of values."""
-    @property
-    def finite(self) -> bool:
-        """Whether NaN and infinities are refused in a reward or an observation."""
-
-@final
-class Table:
-    """The definition of a replay memory: columns, capacity, sampler and limits.
-
-    Args:
-        name: 1 to 128 bytes.
-        columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
-            row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation. A column with
-            a slash in its name is a part of a structure: `observation/camera`.
-        capacity: Steps held before the oldest are evicted; at most 2^24.
-        capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
-            for `capacity` uncompressed steps, each in a chunk of its own.
-        sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
-            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. A sample sorts
-            the ranks once more than one in 16 items were inserted, updated or removed since the last sort; between two
-            sorts the ranks of changed items are approximate, except rank 1. The others always sample the first
-            item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs
-            `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority.
-            Among equal priorities the least recently inserted or updated item is first. `"fifo"`, `"lifo"` and the
-            heaps take a lock for each item, `"rank_based"` for each batch; they have 32 bytes more for each step of
-            `capacity`, `"rank_based"` 40.
-        priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
-        priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
-            exponent; -30 to 0. Positive ones are at least one unit and at most 2^39: by default 1.9e-6 to 1.0e6, with
-            -30 9.3e-10 to 512.
-        live_max_priority: New items without a priority get the largest priority of the live items. By default it is
-            the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
-            Costs a lock in pushes and updates, and 32 bytes for each step of `capacity`.
-        max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
-        min_size: Items needed before the first sample.
-        samples_per_insert: Items sampled for each item inserted, at most 1e9, held to within `slack`; 0 sets no limit.
-        slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts; at
-            most 1e15. 0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096,
-            and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
-            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave
-            fewer samples than the ratio expects: writers then continue as soon as a sample waits.
-        max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
-            stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
-        view: View of writers and samples that name none.
-
-    Raises:
-        TableError: An invalid argument; the message has the allowed values.
-    """
-
-    def __new__(
-        cls,
-        name: str,
-        columns: Mapping[str, Column | tuple[DTypeLike, int | tuple[int, ...]] | DTypeLike],
-        capacity: int,
-        *,
-        capacity_bytes: int = 0,
-        sampler: Literal[
-            "prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"
-        ] = "prioritized",
-        priority_exponent: float = 0.6,
-        priority_unit_log2: int = -19,
-        live_max_priority: bool = False,
-        max_times_sampled: int = 0,
-        min_size: int = 1,
-        samples_per_insert: float = 0.0,
-        slack: float = 0.0,
-        max_version_lag: int = 0,
-        view: NStep | Sequences | Window | None = None,
-    ) -> Self: ...
-    @classmethod
-    def from_spaces(
-        cls,
-        name: str,
-        observation_space: Any,
-        action_space: Any,
-        capacity: int,
-        *,
-        columns: Mapping[str, Column | tuple[DTypeLike, int | tuple[int, ...]] | DTypeLike] | None = None,
-        **settings: Any,
-    ) -> Self:
-        """A table for the steps of a Gymnasium environment.
-
-        The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32). A
-        `Dict` or `Tuple` space has a column for each of its parts: `observation/camera`, `observation/arm/joints`,
-        `action/0`. A text is a column of bytes (UTF-8, filled up with zeros): four for each character of a `Text`
-        space, 256 for a space without `max_length`; `values.view("S256")[:, 0]` are the texts as bytes.
-
-        Args:
-            name: As in `Table`.
-            observation_space: Space of one observation: `env.observation_space`, or `single_observation_space` of a
-                vector environment. Batches have its dtype, often float64; Gymnasium's wrapper `DtypeObservation`
-                changes it.
-            action_space: Space of one action: `env.action_space`, or `single_action_space`.
-            capacity: As in `Table`.
-            columns: Additional columns, or replacements of these by their names.
-            **settings: As in `Table`.
-
-        Raises:
-            ConfigError: A space whose values have no fixed size (`Sequence`, `Graph`, `OneOf`), or a part whose name
-                is a number or has a slash.
-            TableError: As in `Table`.
-        """
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    @property
-    def name(self) -> str:
-        """The table's name."""
-    @property
-    def columns(self) -> dict[str, Column]:
-        """The columns by name, in row order."""
-    @property
-    def capacity(self) -> int:
-        """Steps held before the oldest are evicted."""
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes held before the oldest are evicted; 0 derives it from `capacity`."""
-    @property
-    def sampler(self) -> Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"]:
-        """How items are chosen."""
-    @property
-    def priority_exponent(self) -> float:
-        """Alpha."""
-    @property
-    def priority_unit_log2(self) -> int:
-        """Base-2 logarithm of the smallest difference of two stored priorities."""
-    @property
-    def live_max_priority(self) -> bool:
-        """Whether items without a priority take the largest of the live items."""
-    @property
-    def max_times_sampled(self) -> int:
-        """Samples after which an item is removed; 0 is never."""
-    @property
-    def min_size(self) -> int:
-        """Items needed before the first sample."""
-    @property
-    def samples_per_insert(self) -> float:
-        """Items sampled for each item inserted; 0 sets no limit."""
-    @property
-    def slack(self) -> float:
-        """Sampled items by which the ratio may be off, either way; 0 is derived."""
-    @property
-    def max_version_lag(self) -> int:
-        """Versions by which the parameters of a writer may be behind; 0 sets no limit."""
-    @property
-    def view(self) -> NStep | Sequences | Window | None:
-        """View of writers and samples that name none."""
-
-@final
-class NStep:
-    """Transitions with n-step returns.
-
-    Sutton & Barto (2018), equation 7.1; the observation stack is that of Mnih et al. (2013).
-    For the anchor step t with m <= n steps to the end of the episode or life: `observation` is the stack
-    that ends at t, `action` is a_t, `reward` is r_{t+1} + gamma r_{t+2} + ... + gamma^(m-1) r_{t+m},
-    `next_observation` is the stack that ends at t+m, and `discount` is gamma^m: 0 where t+m terminated, and
-    gamma^m where it was truncated, which bootstraps. If the observation after a termination never came, the stack ends
-    with zeros; if that after a truncation never came, t+m is the truncated step itself.
-
-    Args:
-        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
-            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
-        n: Steps of the return.
-        gamma: Discount of one step, 0 to 1.
-        observation: The column that holds the observation, or the name before the slash of its parts' columns.
-        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
-
-    Raises:
-        ConfigError: A number out of range; the message has the range.
-    """
-
-    def __new__(
-        cls,
-        stack: int | Mapping[str, int] = 1,
-        n: int = 1,
-        gamma: float = 0.99,
-        observation: str = "observation",
-        padding: Literal["zero", "repeat"] = "zero",
-    ) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    @property
-    def stack(self) -> int | dict[str, int]:
-        """Observations in a stack."""
-    @property
-    def n(self) -> int:
-        """Steps of the return."""
-    @property
-    def gamma(self) -> float:
-        """Discount of one step."""
-    @property
-    def observation(self) -> str:
-        """The observation's column."""
-    @property
-    def padding(self) -> Literal["zero", "repeat"]:
-        """Padding before an episode's first observation."""
-
-@final
-class Sequences:
-    """Sequences for recurrent agents.
-
-    As R2D2 has them (Kapturowski et al., 2019), with stored state and burn-in.
-    An item covers `burn_in + length` steps and the observation after the last. A new item starts every
-    `period` steps, counted from the start of the episode (or life). An item needs one step beyond its
-    burn-in; where the episode ends earlier, the rest is padded with zeros and `mask` is false. The observation after
-    the end is there, also after a termination, where it came. A truncated step without it has its values, but no
-    `discount` and no `mask`.
-
-    Args:
-        length: Steps to learn from.
-        burn_in: Steps before these, which only warm up the recurrent state.
-        period: Steps from one item to the next; `None` is `length`.
-        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
-            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
-        observation: The column that holds the observation, or the name before the slash of its parts' columns.
-        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
-        gamma: Discount of one step, 0 to 1.
-        state: Columns of the stored recurrent state, or names before the slash of their parts, delivered for the first
-            step only.
-
-    Raises:
-        ConfigError: A number out of range; the message has the range.
-    """
-
-    def __new__(
-        cls,
-        length: int,
-        burn_in: int = 0,
-        period: int | None = None,
-        stack: int | Mapping[str, int] = 1,
-        observation: str = "observation",
-        padding: Literal["zero", "repeat"] = "zero",
-        gamma: float = 0.99,
-        state: Sequence[str] = (),
-    ) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    @property
-    def length(self) -> int:
-        """Steps to learn from."""
-    @property
-    def burn_in(self) -> int:
-        """Burn-in steps."""
-    @property
-    def period(self) -> int:
-        """Steps from one item to the next."""
-    @property
-    def stack(self) -> int | dict[str, int]:
-        """Observations in a stack."""
-    @property
-    def observation(self) -> str:
-        """The observation's column."""
-    @property
-    def padding(self) -> Literal["zero", "repeat"]:
-        """Padding before an episode's first observation."""
-    @property
-    def gamma(self) -> float:
-        """Discount of one step."""
-    @property
-    def state(self) -> tuple[str, ...]:
-        """Columns of the stored recurrent state, delivered for the first step only."""
-
-@final
-class Window:
-    """The raw rows around an anchor.
-
-    For uses that `NStep` and `Sequences` do not cover. At the end of an episode or life the last row is the one with
-    the observation after it, where it came: the final row, or the first of the next life.
-
-    Args:
-        before: Rows before the anchor.
-        after: Rows after the anchor.
-    """
-
-    def __new__(cls, before: int, after: int) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    @property
-    def before(self) -> int:
-        """Rows before the anchor."""
-    @property
-    def after(self) -> int:
-        """Rows after the anchor."""
 
 @final
 class Batch:
@@ -490,32 +173,6 @@ class Episodes:
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...
-
-@final
-class Mix:
-    """Several tables, and the share of each in a batch: in place of a table's name in `sample`, `batches` and so on.
-
-    For example half demonstrations and half of one's own steps, as in RLPD (Ball et al., 2023) and, with other shares,
-    DQfD (Hester et al., 2018). The tables have the same columns. A batch has a number of items of each table that is
-    its share, rounded, mixed at random. The probability of an item is the share of its table, as rounded, times its
-    probability there, so the importance weights are exact. Batches have the array `tables` too: uint8 `(B,)`,
-    the position of each item's table in the mix.
-
-    A batch waits until each table has its items. A `sample` on a server that ends at its timeout has counted the items
-    of the tables before the one that it waited for; iterators keep them for the next batch.
-
-    Args:
-        shares: Table names to shares: above 0, with a sum of 1.
-
-    Raises:
-        ConfigError: A share out of range, or a sum other than 1.
-    """
-
-    def __new__(cls, shares: Mapping[str, float]) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    @property
-    def shares(self) -> dict[str, float]:
-        """Table names to shares."""
 
 @final
 class UpdateReceipt:
@@ -1465,3 +1122,12 @@ def run_server_cli(arguments: Sequence[str]) -> int:
 
 def _restored_batch(len: int, names: list[str], buffers: list[Any]) -> Batch:
     """The batch that was pickled."""
+
+@final
+class _Checked:
+    """A definition of `innet_drl.definitions`, checked."""
+
+    def __new__(cls, json: str) -> Self: ...
+    @property
+    def json(self) -> str:
+        """The definition with all defaults."""

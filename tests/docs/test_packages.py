@@ -32,12 +32,24 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "index_priorities", "recorder", "signals"}
+CLIENT = {
+    "__init__",
+    "_core",
+    "batches",
+    "definitions",
+    "errors",
+    "extras",
+    "gradients",
+    "index_priorities",
+    "recorder",
+    "signals",
+}
 """Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {
     "_core": {"numpy", "torch", "typing_extensions"},
     "batches": {"numpy", "torch"},
+    "definitions": {"numpy"},
     "index_priorities": {"numpy"},
     "recorder": {"numpy"},
 }
@@ -145,7 +157,10 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     packages, modules = printed.splitlines()
     assert set(packages.split()) <= {"innet_drl", "numpy"}
-    assert modules.split() == ["innet_drl._core", "innet_drl.errors", "innet_drl.recorder"]
+    assert modules.split() == [
+        "innet_drl._core",
+        *(f"innet_drl.{name}" for name in ("definitions", "errors", "recorder")),
+    ]
 
 
 def loaded_by(*arguments: str) -> set[str]:
@@ -172,6 +187,7 @@ def test_help_and_version_load_little_more_than_numpy() -> None:
             "innet_drl",
             "innet_drl._core",
             "innet_drl.cli",
+            "innet_drl.definitions",
             "innet_drl.errors",
             "innet_drl.recorder",
         }

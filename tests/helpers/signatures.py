@@ -1,4 +1,4 @@
-"""Every function and constructor of the core that takes numbers: found in the stub, with valid arguments."""
+"""Every function and constructor of the client that takes numbers: found in its source, with valid arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from steps import VIEW, fill, step, table
 
 import innet_drl as innet
-from innet_drl import _core
+from innet_drl import _core, definitions
 from innet_drl.gradients import Station
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
@@ -49,7 +49,7 @@ class Environment:
 
 
 def numbers() -> dict[tuple[str, str], str]:
-    """Arguments of the core that are numbers: `Class.method` or function, and argument, with the kind of number."""
+    """Arguments that are numbers: `Class.method` or function, and argument, with the kind of number."""
     found: dict[tuple[str, str], str] = {}
     for node in ast.parse(STUB.read_text()).body:
         for function in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
@@ -61,6 +61,12 @@ def numbers() -> dict[tuple[str, str], str]:
             for argument in [*function.args.args, *function.args.kwonlyargs]:
                 for kind in kinds(argument.annotation):
                     found[name, argument.arg] = kind
+    made = {name: getattr(definitions, name) for name in definitions.__all__}
+    made["Table.from_spaces"] = innet.Table.from_spaces
+    for name, call in made.items():
+        for taken, known in inspect.signature(call).parameters.items():
+            for kind in kinds(ast.parse(str(known.annotation), mode="eval").body):
+                found[name, taken] = kind
     for name, method in inspect.getmembers(innet.Recorder, inspect.isfunction):
         if not name.startswith("_"):
             for parameter, annotation in inspect.get_annotations(method).items():
@@ -73,7 +79,7 @@ def kinds(annotation: ast.expr | None) -> list[str]:
     if annotation is None:
         return []
     parts = ast.unparse(annotation).split(" | ")
-    return [kind for kind in ("int", "float") if kind in parts]
+    return [kind for kind in ("int", "float") if kind in parts or (kind, parts[0]) == ("int", "tuple[int, ...]")]
 
 
 @contextmanager

@@ -172,34 +172,28 @@ def test_a_bad_beta_is_refused_before_the_wait(make_replay: MakeReplay) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong", "right"),
+    ("call", "wrong"),
     [
-        (partial(innet.Table, "t", {"a": "uint8"}, 10), "sample_per_insert", "samples_per_insert"),
-        (partial(innet.Table.from_spaces, "t", SPACE, SPACE, 10), "priority_exponents", "priority_exponent"),
-        (innet.NStep, "gama", "gamma"),
-        (partial(innet.Sequences, 8), "burnin", "burn_in"),
-        (partial(innet.SumTree, 8), "priority_exponents", "priority_exponent"),
-        (partial(innet.SumTree, 8), "alpha", None),
-        (innet.Memory, "max_byte", "max_bytes"),
-        (lambda **wrong: innet.Memory().serve("innet://127.0.0.1:0", **wrong), "io_thread", "io_threads"),
-        (lambda **wrong: innet.Memory().writer("t", 1, **wrong), "chunk_step", "chunk_steps"),
-        (lambda **wrong: innet.Memory().sample("t", 1, **wrong), "time_out", "timeout"),
-        (lambda **wrong: innet.Memory().batches("t", 1, **wrong), "normalise", "normalize"),
-        (lambda **wrong: innet.Memory().join_gradients("j", 0, 2, **wrong), "dead_line", "deadline"),
-        (
-            lambda **wrong: innet.Memory().follow_gradients("j", 0, 2, values=1, threshold=1, **wrong),
-            "stalenes",
-            "staleness",
-        ),
-        (partial(innet.connect, "innet://127.0.0.1:1"), "tokens", "token"),
-        (partial(gradients.Station, "net_memif0", "10.0.0.3:7711"), "gate_way", "gateway"),
+        (partial(innet.Table, "t", {"a": "uint8"}, 10), "sample_per_insert"),
+        (partial(innet.Table.from_spaces, "t", SPACE, SPACE, 10), "priority_exponents"),
+        (innet.NStep, "gama"),
+        (partial(innet.Sequences, 8), "burnin"),
+        (partial(innet.SumTree, 8), "priority_exponents"),
+        (partial(innet.SumTree, 8), "alpha"),
+        (innet.Memory, "max_byte"),
+        (lambda **wrong: innet.Memory().serve("innet://127.0.0.1:0", **wrong), "io_thread"),
+        (lambda **wrong: innet.Memory().writer("t", 1, **wrong), "chunk_step"),
+        (lambda **wrong: innet.Memory().sample("t", 1, **wrong), "time_out"),
+        (lambda **wrong: innet.Memory().batches("t", 1, **wrong), "normalise"),
+        (lambda **wrong: innet.Memory().join_gradients("j", 0, 2, **wrong), "dead_line"),
+        (lambda **wrong: innet.Memory().follow_gradients("j", 0, 2, values=1, threshold=1, **wrong), "stalenes"),
+        (partial(innet.connect, "innet://127.0.0.1:1"), "tokens"),
+        (partial(gradients.Station, "net_memif0", "10.0.0.3:7711"), "gate_way"),
     ],
 )
-def test_a_misspelt_argument_is_named_with_the_one_there_is(call: Any, wrong: str, right: str | None) -> None:
-    with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{wrong}'") as caught:
+def test_a_misspelt_argument_is_named(call: Any, wrong: str) -> None:
+    with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{wrong}'"):
         call(**{wrong: 8})
-    every = "Its arguments: capacity, priority_exponent, priority_unit_log2, seed"
-    assert str(caught.value).endswith(f"'. Did you mean '{right}'?" if right else f"'. {every}")
 
 
 def test_usual_mistakes_with_priorities_are_named(make_replay: MakeReplay, log: Lines) -> None:
@@ -342,8 +336,8 @@ def test_a_table_that_cannot_be_made_says_why(arguments: dict[str, Any], message
         (lambda: innet.Column("complex64"), "dtype is bool, an integer or a float.*complex64"),
         (lambda: innet.Column(">f4"), "byte order"),
         (lambda: innet.Column("uint8", -1), "shape is a tuple of positive integers, got -1"),
-        (lambda: innet.Column("uint8", (), cast(Any, "gzip")), "codec: .*`gzip`, expected.*`lz4`"),
-        (lambda: table(sampler=cast(Any, "newest")), "sampler: .*newest.*prioritized.*uniform.*fifo"),
+        (lambda: innet.Column("uint8", (), cast(Any, "gzip")), 'codec is "lz4" or "zstd" or "none", got .gzip'),
+        (lambda: table(sampler=cast(Any, "newest")), 'sampler is "prioritized" or "uniform" or "fifo" .*got .newest'),
         (lambda: innet.NStep(stack=0), "stack is 1 to 1024, got 0"),
         (lambda: innet.NStep(n=2000), "n is 1 to 1024, got 2000"),
         (lambda: innet.NStep(gamma=1.5), "gamma is 0 to 1, got 1.5"),
@@ -376,7 +370,7 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
         (
             lambda replay: replay.sample("t", 1, innet.NStep),
             TypeError,
-            "a view is .*got type <class 'innet_drl.NStep'>",
+            "a view is .*got type <class 'innet_drl.definitions.NStep'>",
         ),
         (
             lambda replay: replay.batches("t", 1, VIEW, beta="0.4"),

@@ -1,9 +1,4 @@
-//! Methods that several classes have: `with` blocks, attributes, `repr` and pickling.
-
-use pyo3::prelude::*;
-use pyo3::types::PyDict;
-
-use crate::interpreter::Call;
+//! Methods that several classes have: `with` blocks and attributes.
 
 /// Adds `__enter__`, which returns the object itself, and `__exit__`, which runs `$exit`. `$failed` is whether the block raised
 /// an exception.
@@ -48,44 +43,4 @@ macro_rules! attributes {
     };
 }
 
-/// [`attributes`], `repr` and pickling of a class whose constructor accepts these attributes by name.
-macro_rules! value_class {
-    ($class:ty as $python:literal, |$object:ident, $py:ident| $($name:ident: $type:ty = $value:expr;)+) => {
-        crate::class::attributes! { $class as $python, |$object, $py| $($name: $type = $value;)+ }
-
-        #[pyo3::pymethods]
-        impl $class {
-            fn __getnewargs_ex__<'py>(
-                slf: &pyo3::Bound<'py, Self>,
-            ) -> pyo3::PyResult<((), pyo3::Bound<'py, pyo3::types::PyDict>)> {
-                Ok(((), crate::class::arguments(slf, &[$(stringify!($name)),+])?))
-            }
-
-            fn __repr__(slf: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
-                crate::class::call(slf, &[$(stringify!($name)),+])
-            }
-        }
-    };
-}
-
-pub(crate) use {attributes, context_manager, value_class};
-
-/// Attributes of an object by name.
-pub fn arguments<'py>(object: &Bound<'py, PyAny>, names: &[&str]) -> PyResult<Bound<'py, PyDict>> {
-    let _call = Call::begin(object.py());
-    let arguments = PyDict::new(object.py());
-    for name in names {
-        arguments.set_item(name, object.getattr(name)?)?;
-    }
-    Ok(arguments)
-}
-
-/// Constructor call that would make an equal object, for `repr`.
-pub fn call(object: &Bound<'_, PyAny>, names: &[&str]) -> PyResult<String> {
-    let _call = Call::begin(object.py());
-    let mut arguments = Vec::new();
-    for name in names {
-        arguments.push(format!("{name}={}", object.getattr(name)?.repr()?));
-    }
-    Ok(format!("{}({})", object.get_type().name()?, arguments.join(", ")))
-}
+pub(crate) use {attributes, context_manager};

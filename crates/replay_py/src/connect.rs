@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use replay_client::shards::{ShardedClient, parse_addresses};
 use replay_client::{Client, ConnectOptions, Namespace};
+use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;
 use crate::replay::PyReplay;
-use crate::table::{self, PyTable};
-use crate::{error, keywords, log, wait};
+use crate::{definition, error, log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -24,7 +23,7 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 #[pyo3(
     signature = (
         url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
-        reconnect_for = 60.0, namespace = None, **unknown
+        reconnect_for = 60.0, namespace = None
     ),
     text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
                       reconnect_for=60.0, namespace=None)"
@@ -33,7 +32,7 @@ pub fn connect(
     py: Python<'_>,
     url: &str,
     token: Option<String>,
-    #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
+    #[pyo3(from_py_with = definition::tables)] tables: Vec<TableConfig>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
     spin: bool,
@@ -41,10 +40,8 @@ pub fn connect(
     grace: f64,
     reconnect_for: f64,
     namespace: Option<&str>,
-    unknown: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<PyReplay> {
     let _call = Call::begin(py);
-    keywords::refuse(unknown, || py.import("innet_drl")?.getattr("connect"))?;
     log::start();
     let grace = wait::seconds(py, "grace", grace)?;
     let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;

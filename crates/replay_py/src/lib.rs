@@ -2,8 +2,7 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequences`, `Window` |
-//! | `mix` | `Mix`: one batch from several tables |
+//! | `definition` | definitions, which are Python's: their check, and how calls read them |
 //! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `Episodes`; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
@@ -15,7 +14,7 @@
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `structure`, `text` | nested dictionaries and tuples of arrays; text as bytes |
-//! | `integer`, `keywords` | integer arguments, named in errors; misspelt keyword arguments |
+//! | `integer` | integer arguments, named in errors |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
 //! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
@@ -43,6 +42,7 @@ mod batches;
 mod class;
 mod connect;
 mod decoded_sample;
+mod definition;
 mod dtype;
 mod error;
 mod exclusive;
@@ -50,9 +50,7 @@ mod gradient_updates;
 mod gradients;
 mod integer;
 mod interpreter;
-mod keywords;
 mod log;
-mod mix;
 mod open_writers;
 mod parameters;
 mod process_local;
@@ -61,10 +59,8 @@ mod server;
 mod station;
 mod structure;
 mod sum_tree;
-mod table;
 mod text;
 mod torch;
-mod view;
 mod wait;
 mod writer;
 
@@ -81,13 +77,12 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 mod _core {
     #[pymodule_export]
     use super::replay::{PyEpisodes, PyMemory, PyReplay, PyStoredTable, PyUpdateReceipt};
-    use super::{batch, interpreter};
+    use super::{batch, definition, interpreter};
     #[pymodule_export]
     use super::{
         batch::PyBatch, batches::PyBatches, connect::connect, gradient_updates::PyGradientUpdates,
-        gradients::PyGradientWorker, mix::PyMix, parameters::PyParameters, run_server_cli, server::PyServer,
-        station::PyStation, sum_tree::PySampledIndexes, sum_tree::PySumTree, table::PyColumn, table::PyTable,
-        view::PyNStep, view::PySequences, view::PyWindow, writer::PyWriter,
+        gradients::PyGradientWorker, parameters::PyParameters, run_server_cli, server::PyServer, station::PyStation,
+        sum_tree::PySampledIndexes, sum_tree::PySumTree, writer::PyWriter,
     };
     use pyo3::prelude::*;
 
@@ -98,7 +93,8 @@ mod _core {
         replay_server::process_memory::guard_allocations();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("fstack_release", innet_replay::fstack_release())?;
-        // Not in `__all__`: for pickles.
+        // Not in `__all__`: for definitions and pickles.
+        module.setattr("_Checked", module.py().get_type::<definition::PyChecked>())?;
         module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)
     }
 }

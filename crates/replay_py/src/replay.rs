@@ -38,9 +38,8 @@ use crate::interpreter::Call;
 use crate::open_writers::OpenWriters;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
-use crate::table::PyTable;
 use crate::writer::PyWriter;
-use crate::{integer, torch, wait};
+use crate::{definition, integer, torch, wait};
 pub use episodes::PyEpisodes;
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
@@ -141,8 +140,11 @@ impl PyReplay {
         }
     }
 
-    pub fn make_tables(&self, py: Python<'_>, tables: &[PyTable], timeout: Option<f64>) -> PyResult<()> {
-        tables.iter().try_for_each(|table| self.create_table(py, table, timeout))
+    pub fn make_tables(&self, py: Python<'_>, tables: &[TableConfig], timeout: Option<f64>) -> PyResult<()> {
+        tables.iter().try_for_each(|table| {
+            self.forget_decoders(&table.name);
+            self.call(py, timeout, |replay, wait| replay.create_table(table, wait))
+        })
     }
 
     /// Logs once that there are no parameters of this name, if there are some of other names.
@@ -183,16 +185,20 @@ context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 impl PyReplay {
     #[doc = stub_doc!("Replay.create_table")]
     #[pyo3(signature = (table, timeout = 60.0))]
-    fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
-        self.forget_decoders(&table.config.name);
-        self.call(py, timeout, |replay, wait| replay.create_table(&table.config, wait))
+    fn create_table(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = definition::table)] table: TableConfig,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.make_tables(py, &[table], timeout)
     }
 
     #[doc = stub_doc!("Replay.table")]
     #[pyo3(signature = (name, timeout = 60.0))]
-    fn table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyTable> {
+    fn table<'py>(&self, py: Python<'py>, name: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let config = self.call(py, timeout, |replay, wait| replay.table_config(name, wait))?;
-        Ok(PyTable { config: TableConfig::clone(&config) })
+        definition::table_to_python(py, &config)
     }
 
     #[doc = stub_doc!("Replay.empty_table")]
@@ -259,11 +265,10 @@ impl PyReplay {
 
     #[doc = stub_doc!("Replay.tables")]
     #[pyo3(signature = (timeout = 60.0))]
-    fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
+    fn tables<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<BTreeMap<String, Bound<'py, PyAny>>> {
         let _call = Call::begin(py);
         let tables = self.call(py, timeout, |replay, wait| replay.list(wait))?.tables;
-        let named = tables.into_iter().map(|config| (config.name.clone(), PyTable { config }));
-        Ok(named.collect())
+        tables.into_iter().map(|table| Ok((table.name.clone(), definition::table_to_python(py, &table)?))).collect()
     }
 
     #[doc = stub_doc!("Replay.parameters")]

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use gradients::DpdkConfig;
 
-use crate::{error, integer, keywords};
+use crate::{error, integer};
 
 #[doc = stub_doc!("Station")]
 #[pyclass(name = "Station", module = "innet_drl.gradients", frozen)]
@@ -18,10 +17,7 @@ pub struct PyStation {
 #[pymethods]
 impl PyStation {
     #[new]
-    #[pyo3(
-        signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0, **unknown),
-        text_signature = "(device, address, *, eal='', prefix=24, gateway=None, idle_sleep_us=0)"
-    )]
+    #[pyo3(signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0))]
     fn new(
         py: Python<'_>,
         device: String,
@@ -30,9 +26,7 @@ impl PyStation {
         #[pyo3(from_py_with = integer::prefix)] prefix: u8,
         gateway: Option<&str>,
         #[pyo3(from_py_with = integer::idle_sleep_us)] idle_sleep_us: u64,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        keywords::refuse(unknown, || Ok(py.get_type::<PyStation>().into_any()))?;
         let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
         let address = error::parse(py, "address", address, wanted)?;
         let gateway = gateway.map(|text| error::parse(py, "gateway", text, "an IPv4 address"));

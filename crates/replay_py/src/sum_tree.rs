@@ -2,13 +2,12 @@
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use replay_core::priority_index::PriorityIndex;
 
-use crate::class::{self, attributes};
+use crate::class::attributes;
 use crate::interpreter::Call;
-use crate::{array, error, integer, interpreter, keywords};
+use crate::{array, error, integer, interpreter};
 
 /// Smallest batch for which the interpreter lock is released. A smaller one takes less than 1 ms, while another busy thread
 /// would keep the lock for 5 ms.
@@ -41,7 +40,7 @@ impl PySumTree {
 impl PySumTree {
     #[new]
     #[pyo3(
-        signature = (capacity, *, priority_exponent = 0.6, priority_unit_log2 = -19, seed = None, **unknown),
+        signature = (capacity, *, priority_exponent = 0.6, priority_unit_log2 = -19, seed = None),
         text_signature = "(capacity, *, priority_exponent=0.6, priority_unit_log2=-19, seed=None)"
     )]
     fn new(
@@ -50,9 +49,7 @@ impl PySumTree {
         priority_exponent: f64,
         #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        keywords::refuse(unknown, || Ok(py.get_type::<PySumTree>().into_any()))?;
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
             .map(|index| PySumTree { index: Box::new(index) })
             .map_err(|error| error::to_python(py, error))
@@ -88,9 +85,10 @@ impl PySumTree {
         self.index.tree.live_with_mass() as usize
     }
 
-    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        let arguments = ["capacity", "priority_exponent", "priority_unit_log2"];
-        class::call(slf, &arguments)
+    fn __repr__(&self) -> String {
+        let PriorityIndex { tree, exponent, unit_log2, .. } = &*self.index;
+        let capacity = tree.capacity();
+        format!("SumTree(capacity={capacity}, priority_exponent={exponent:?}, priority_unit_log2={unit_log2})")
     }
 }
 

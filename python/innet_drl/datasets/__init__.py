@@ -380,13 +380,16 @@ def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int
 
 def _scratch(definition: innet.Table) -> innet.Table:
     """A table of the same columns that keeps a few steps, and never waits for samples."""
-    _, settings = definition.__getnewargs_ex__()
-    kept = {name: settings[name] for name in ("name", "columns", "view")}
     step_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape)) for column in definition.columns.values())
     # Room for a few chunks of large steps.
     capacity_bytes = max(_SCRATCH_BYTES, 200 * step_bytes)
     return innet.Table(
-        **kept, capacity=min(definition.capacity, _SCRATCH), capacity_bytes=capacity_bytes, sampler="uniform"
+        definition.name,
+        definition.columns,
+        min(definition.capacity, _SCRATCH),
+        capacity_bytes=capacity_bytes,
+        sampler="uniform",
+        view=definition.view,
     )
 
 

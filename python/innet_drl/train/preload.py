@@ -118,15 +118,20 @@ class AsPlayed:
 
 
 def _make_table(replay: innet.Replay, table: innet.Table, name: str, counts: datasets.Counts) -> None:
-    _, kept = table.__getnewargs_ex__()
-    settings = {setting: kept[setting] for setting in ("columns", "sampler", "priority_exponent")}
     servers = datasets.number_of_servers(replay)
     # Room for all steps, and at least a chunk at each server.
     capacity = max(counts.capacity(servers), 1024 * servers)
     bytes_of_step = table.capacity_bytes / table.capacity
     try:
         replay.create_table(
-            innet.Table(name, capacity=capacity, capacity_bytes=int(capacity * bytes_of_step), **settings)
+            innet.Table(
+                name,
+                table.columns,
+                capacity,
+                capacity_bytes=int(capacity * bytes_of_step),
+                sampler=table.sampler,
+                priority_exponent=table.priority_exponent,
+            )
         )
     except innet.errors.TableError as error:
         raise ConfigurationError(

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use replay_client::{Client, Namespace};
 
 use super::PyReplay;
@@ -12,7 +11,7 @@ use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{PyGradientWorker, worker_name};
 use crate::interpreter::Call;
 use crate::station::PyStation;
-use crate::{error, integer, keywords, wait};
+use crate::{error, integer, wait};
 
 impl PyReplay {
     /// The client of the server that sums gradients, and the namespace of the job.
@@ -33,14 +32,10 @@ fn full_name(namespace: Option<&Namespace>, job: String) -> String {
 #[pymethods]
 impl PyReplay {
     #[doc = stub_doc!("Replay.join_gradients")]
-    #[pyo3(
-        signature = (
-            job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
-            via = None, station = None, **unknown
-        ),
-        text_signature = "($self, job, worker, workers, *, world=None, name='', arithmetic='float32', segment_values=360, \
-                          deadline=30.0, via=None, station=None)"
-    )]
+    #[pyo3(signature = (
+        job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
+        via = None, station = None
+    ))]
     fn join_gradients(
         &self,
         py: Python<'_>,
@@ -54,10 +49,8 @@ impl PyReplay {
         deadline: f64,
         via: Option<&str>,
         station: Option<PyRef<'_, PyStation>>,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientWorker> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("join_gradients"))?;
         let (client, namespace) = self.gradient_client(py)?;
         let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
         let request = JoinJob {
@@ -76,14 +69,10 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.follow_gradients")]
-    #[pyo3(
-        signature = (
-            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
-            deadline = 30.0, **unknown
-        ),
-        text_signature = "($self, job, worker, workers, *, values, threshold, staleness=3, updates=None, name='', \
-                          segment_values=360, deadline=30.0)"
-    )]
+    #[pyo3(signature = (
+        job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
+        deadline = 30.0
+    ))]
     fn follow_gradients(
         &self,
         py: Python<'_>,
@@ -97,10 +86,8 @@ impl PyReplay {
         name: &str,
         #[pyo3(from_py_with = integer::segment_values)] segment_values: u16,
         deadline: f64,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientUpdates> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("follow_gradients"))?;
         let (client, namespace) = self.gradient_client(py)?;
         let request = JoinJob {
             job: full_name(namespace.as_ref(), job),

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::schema::TableConfig;
 use replay_link::stack::Address;
 use replay_server::config::ServerConfig;
 use replay_server::process_memory;
@@ -16,8 +16,7 @@ use replay_wire::auth::Secret;
 use super::PyReplay;
 use crate::interpreter::Call;
 use crate::server::{self, PyServer};
-use crate::table::{self, PyTable};
-use crate::{error, integer, keywords, log, wait};
+use crate::{definition, error, integer, log, wait};
 
 /// Default of `max_bytes` (tables and parameters), in percent of the memory that the process may use.
 const SHARE_PERCENT: u8 = 80;
@@ -38,18 +37,16 @@ impl PyMemory {
 impl PyMemory {
     #[new]
     #[pyo3(
-        signature = (tables = Vec::new(), *, max_bytes = None, seed = None, **unknown),
+        signature = (tables = Vec::new(), *, max_bytes = None, seed = None),
         text_signature = "(tables=(), *, max_bytes=None, seed=None)"
     )]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = table::tables)] tables: Vec<PyTable>,
+        #[pyo3(from_py_with = definition::tables)] tables: Vec<TableConfig>,
         #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
         log::start();
         // If it is served.
         let received = 2 * ServerConfig::default().effective_max_frame_bytes();
@@ -84,16 +81,11 @@ impl PyMemory {
     }
 
     #[doc = stub_doc!("Memory.serve")]
-    #[pyo3(
-        signature = (
-            addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, snapshot = None,
-            snapshot_every = None, **unknown
-        ),
-        text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
-                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None, \
-                          snapshot=None, snapshot_every=None)"
-    )]
+    #[pyo3(signature = (
+        addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
+        trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, snapshot = None,
+        snapshot_every = None
+    ))]
     fn serve(
         slf: &Bound<'_, Self>,
         #[pyo3(from_py_with = server::addresses)] addresses: Vec<Address>,
@@ -109,11 +101,9 @@ impl PyMemory {
         http: Option<&str>,
         snapshot: Option<PathBuf>,
         snapshot_every: Option<f64>,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyMemory>().getattr("serve"))?;
         let memory = Self::memory(slf)?;
         let config = ServerConfig {
             listen: addresses,

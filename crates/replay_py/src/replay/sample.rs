@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use base::sync::lock;
 use replay_core::error::check_priorities;
@@ -26,10 +25,10 @@ use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSamples, Reading, TableShare};
+use crate::definition::{self, TablesArgument};
 use crate::interpreter::Call;
-use crate::mix::TablesArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, integer, keywords, torch, view, wait};
+use crate::{array, error, integer, torch, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<Arc<Reading>>>;
@@ -158,26 +157,19 @@ impl PyReplay {
 #[pymethods]
 impl PyReplay {
     #[doc = stub_doc!("Replay.writer")]
-    #[pyo3(
-        signature = (
-            table, num_envs, view = None, *, name = "", server = None, chunk_steps = 50, timeout = 60.0, **unknown
-        ),
-        text_signature = "($self, table, num_envs, view=None, *, name='', server=None, chunk_steps=50, timeout=60.0)"
-    )]
+    #[pyo3(signature = (table, num_envs, view = None, *, name = "", server = None, chunk_steps = 50, timeout = 60.0))]
     fn writer(
         &self,
         py: Python<'_>,
         table: &str,
         #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         name: &str,
         #[pyo3(from_py_with = integer::server)] server: Option<u32>,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
-        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyWriter> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("writer"))?;
         let options = WriterOptions { name: name.to_owned(), server, chunk_steps };
         let closing = self.backend.closing().clone();
         let opened = options.name.clone();
@@ -193,20 +185,16 @@ impl PyReplay {
     }
 
     #[doc = stub_doc!("Replay.sample")]
-    #[pyo3(
-        signature = (
-            table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
-            timeout = 60.0, writers_timeout = 60.0, threads = None, **unknown
-        ),
-        text_signature = "($self, table, batch_size, view=None, *, beta=0.4, device=None, normalize='batch', \
-                          allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
-    )]
+    #[pyo3(signature = (
+        table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
+        timeout = 60.0, writers_timeout = 60.0, threads = None
+    ))]
     fn sample<'py>(
         &self,
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         beta: f64,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
@@ -214,10 +202,8 @@ impl PyReplay {
         timeout: Option<f64>,
         writers_timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
-        unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("sample"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
@@ -265,7 +251,7 @@ impl PyReplay {
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
             normalize = "batch", allow_short = false, timeout = 60.0, writers_timeout = 60.0,
-            threads = None, **unknown
+            threads = None
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
                           normalize='batch', allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
@@ -275,7 +261,7 @@ impl PyReplay {
         py: Python<'py>,
         table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = view::read)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
         beta: Beta,
         #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
@@ -284,10 +270,8 @@ impl PyReplay {
         timeout: Option<f64>,
         writers_timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
-        unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("batches"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         let samples = self.decoded_samples(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
@@ -368,7 +352,7 @@ pub struct PyUpdateReceipt {
 
 #[pymethods]
 impl PyUpdateReceipt {
-    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        class::call(slf, &["applied", "stale"])
+    fn __repr__(&self) -> String {
+        format!("UpdateReceipt(applied={}, stale={})", self.applied, self.stale)
     }
 }

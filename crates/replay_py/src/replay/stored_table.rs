@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 use super::PyReplay;
 use crate::class::attributes;
 use crate::interpreter::Call;
-use crate::table::PyTable;
 use crate::wait;
 
 #[doc = stub_doc!("StoredTable")]
@@ -18,18 +17,19 @@ pub struct PyStoredTable {
 #[pymethods]
 impl PyReplay {
     fn __getitem__(slf: &Bound<'_, Self>, name: String) -> PyResult<PyStoredTable> {
-        let table = slf.get().table(slf.py(), &name, wait::TIMEOUT)?;
-        Ok(PyStoredTable { replay: slf.clone().unbind(), name: table.config.name })
+        slf.get().call(slf.py(), wait::TIMEOUT, |replay, wait| replay.table_config(&name, wait))?;
+        Ok(PyStoredTable { replay: slf.clone().unbind(), name })
     }
 
     fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        Ok(self.tables(py, wait::TIMEOUT)?.contains_key(name))
+        let tables = self.call(py, wait::TIMEOUT, |replay, wait| replay.list(wait))?.tables;
+        Ok(tables.iter().any(|table| table.name == name))
     }
 }
 
 attributes! { PyStoredTable as "StoredTable", |table, py|
     name: &str = &table.name;
-    definition: PyResult<PyTable> = table.replay.get().table(py, &table.name, wait::TIMEOUT);
+    definition: PyResult<Bound<'py, PyAny>> = table.replay.get().table(py, &table.name, wait::TIMEOUT);
 }
 
 #[pymethods]

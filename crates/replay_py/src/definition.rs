@@ -1,0 +1,160 @@
+//! Definitions of columns, tables, views and mixes. Their classes are Python's, in `innet_drl/definitions.py`; an object of one is checked here when
+//! it is made, as one JSON value, and keeps the result for the calls that take it.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use serde::{Deserialize, Serialize};
+
+use replay_core::mix;
+use replay_core::schema::{Column, TableConfig};
+use replay_core::view::ViewSpec;
+
+use crate::error;
+use crate::interpreter::Call;
+
+#[derive(PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Definition {
+    Column(Column),
+    Table(TableConfig),
+    View(ViewSpec),
+    /// Tables with their shares of a batch.
+    Mix(Vec<(String, f64)>),
+}
+
+/// A checked definition, from its JSON.
+#[pyclass(name = "_Checked", module = "innet_drl._core", frozen, eq)]
+#[derive(PartialEq)]
+pub struct PyChecked(Definition);
+
+#[pymethods]
+impl PyChecked {
+    #[new]
+    fn new(py: Python<'_>, json: &str) -> PyResult<Self> {
+        let definition = serde_json::from_str(json).map_err(|error| error::config(py, error.to_string()))?;
+        let valid = match &definition {
+            // The table checks it, which has its name.
+            Definition::Column(_) => Ok(()),
+            Definition::Table(table) => table.validate(),
+            Definition::View(view) => view.check_numbers(),
+            Definition::Mix(tables) => mix::check_shares(&tables.iter().map(|(_, share)| *share).collect::<Vec<_>>()),
+        };
+        valid.map_err(|error| error::to_python(py, error))?;
+        Ok(PyChecked(definition))
+    }
+
+    /// The definition as JSON, with every default.
+    #[getter]
+    fn json(&self, py: Python<'_>) -> PyResult<String> {
+        json(py, &self.0)
+    }
+
+    /// For pickles and copies.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((slf.get_type().into_any(), (slf.get().json(slf.py())?,)))
+    }
+}
+
+fn json(py: Python<'_>, definition: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(definition).map_err(|error| error::config(py, error.to_string()))
+}
+
+/// The checked definition of an object, if it is one.
+fn of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyChecked>> {
+    value.getattr(intern!(value.py(), "_checked")).ok()?.cast_into().ok()
+}
+
+/// Reads a view, or `None`.
+pub fn view(value: &Bound<'_, PyAny>) -> PyResult<Option<ViewSpec>> {
+    let _call = Call::begin(value.py());
+    if value.is_none() {
+        return Ok(None);
+    }
+    if let Some(checked) = of(value)
+        && let Definition::View(view) = &checked.get().0
+    {
+        return Ok(Some(view.clone()));
+    }
+    let class = value.get_type();
+    Err(PyTypeError::new_err(format!(
+        "a view is an NStep, Sequences or a Window, got {} {}",
+        class.name()?,
+        value.repr()?
+    )))
+}
+
+/// Reads a table.
+pub fn table(value: &Bound<'_, PyAny>) -> PyResult<TableConfig> {
+    let _call = Call::begin(value.py());
+    match of(value).as_ref().map(|checked| &checked.get().0) {
+        Some(Definition::Table(table)) => Ok(table.clone()),
+        _ => Err(PyTypeError::new_err(format!("table is a Table, got {}", value.get_type()))),
+    }
+}
+
+/// Reads tables to make: one, or several.
+pub fn tables(value: &Bound<'_, PyAny>) -> PyResult<Vec<TableConfig>> {
+    let _call = Call::begin(value.py());
+    if let Ok(one) = table(value) {
+        return Ok(vec![one]);
+    }
+    let refused = || PyTypeError::new_err(format!("tables is a Table or a sequence of them, got {}", value.get_type()));
+    let several = value.extract::<Vec<Bound<'_, PyAny>>>().map_err(|_| refused())?;
+    several.iter().map(table).collect::<PyResult<_>>().map_err(|_| refused())
+}
+
+/// A table as its Python object.
+pub fn table_to_python<'py>(py: Python<'py>, table: &TableConfig) -> PyResult<Bound<'py, PyAny>> {
+    let _call = Call::begin(py);
+    let class = py.import("innet_drl.definitions")?.getattr("Table")?;
+    class.call_method1("_from_json", (json(py, table)?,))
+}
+
+/// Tables with their shares of a batch: one table with the share 1, or the tables of a mix.
+#[derive(Clone)]
+pub struct TablesArgument {
+    tables: Vec<(String, f64)>,
+    /// Whether they are of a mix.
+    pub mixed: bool,
+}
+
+impl TablesArgument {
+    /// Names of the tables.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tables.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Shares of the tables.
+    pub fn shares(&self) -> Vec<f64> {
+        self.tables.iter().map(|(_, share)| *share).collect()
+    }
+
+    /// The tables in errors and descriptions.
+    pub fn describe(&self) -> String {
+        let names: Vec<_> = self.names().map(|name| format!("{name:?}")).collect();
+        match &names[..] {
+            [one] => format!("table {one}"),
+            several => format!("tables {}", several.join(", ")),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for TablesArgument {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
+        if let Ok(name) = value.cast::<PyString>() {
+            return Ok(TablesArgument { tables: vec![(name.to_string(), 1.0)], mixed: false });
+        }
+        match of(&value).as_ref().map(|checked| &checked.get().0) {
+            Some(Definition::Mix(tables)) => Ok(TablesArgument { tables: tables.clone(), mixed: true }),
+            _ => Err(PyTypeError::new_err(format!(
+                "table is the name of a table or a Mix, got a {}",
+                value.get_type().name()?
+            ))),
+        }
+    }
+}

@@ -1,0 +1,498 @@
+"""Definitions: tables and their columns, views and mixes, as values.
+
+An object is checked when it is made: its fields become what JSON can say, and the core checks that JSON, as a server
+does. In a type, `| Any` is for what a field is also made of: a dtype of `"uint8"`, a shape of an integer.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, SupportsFloat, SupportsIndex, TypeAlias, get_args
+
+import numpy as np
+
+from innet_drl._core import _Checked
+from innet_drl.errors import ConfigError
+
+__all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Window"]
+
+Codec: TypeAlias = Literal["lz4", "zstd", "none"]
+Padding: TypeAlias = Literal["zero", "repeat"]
+Sampler: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"]
+
+_RANGES = {
+    "after": (0, 16_384),
+    "before": (0, 16_384),
+    "burn_in": (0, 16_384),
+    "capacity": (1, 1 << 24),
+    "capacity_bytes": (0, (1 << 64) - 1),
+    "length": (1, 16_384),
+    "max_times_sampled": (0, (1 << 32) - 1),
+    "max_version_lag": (0, (1 << 32) - 1),
+    "min_size": (1, 1 << 24),
+    "n": (1, 1024),
+    "period": (1, 65_535),
+    "priority_unit_log2": (-30, 0),
+    "stack": (1, 1024),
+}
+"""Integers by their names, for errors: the core checks them, but reads none beyond its integer types."""
+
+
+def _kind(value: object) -> str:
+    # Not the value: an array has a long `repr`.
+    return f"a {type(value).__name__}"
+
+
+def _integer(name: str, value: Any) -> int:
+    least, most = _RANGES[name]
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, got {_kind(value)}") from None
+    # The core reads 16, 32 or 64 bits.
+    largest = next(largest for bits in (16, 32, 64) if most <= (largest := (1 << bits) - 1))
+    if not (0 if least >= 0 else -(1 << 31)) <= number <= largest:
+        raise ConfigError(f"{name} is an integer from {least} to {most}, got {value}")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, float | SupportsFloat | SupportsIndex):
+        raise TypeError(f"{name} is a number, got {_kind(value)}")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ConfigError(f"{name} is a finite number, got {value}")
+    return number
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a text, got {_kind(value)}")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is True or False, got {_kind(value)}")
+    return bool(value)
+
+
+def _choice(choices: tuple[str, ...], name: str, value: Any) -> Any:
+    if value not in choices:
+        raise ConfigError(f"{name} is {' or '.join(map(json.dumps, choices))}, got {value!r}")
+    return value
+
+
+def _mapping(value: Any, advice: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{advice}, got {value}")
+    return value
+
+
+def _dtype(_name: str, value: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(value)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
+        raise ConfigError(f"a column's dtype is bool, an integer or a float of this machine's byte order; got {value}")
+    return dtype
+
+
+def _shape(_name: str, value: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(operator.index, value if isinstance(value, Iterable) else [value]))
+    except TypeError:
+        shape = (-1,)
+    if not all(0 <= size < 1 << 32 for size in shape):
+        raise ConfigError(f"a shape is a tuple of positive integers, got {value}")
+    return shape
+
+
+def _stack(name: str, value: Any) -> int | dict[str, int]:
+    if not isinstance(value, Mapping):
+        return _integer(name, value)
+    # Parts of a tuple have numbers.
+    return dict(sorted((str(part), _integer(name, stack)) for part, stack in value.items()))
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f'{name} is a sequence of names of columns, as ["hidden"], got {value}')
+    return tuple(_text("a name of a column", column) for column in value)
+
+
+def _columns(name: str, value: Any) -> dict[str, Column]:
+    given = _mapping(value, f"{name} is a mapping of names to columns").items()
+    return {_text("a name of a column", name): _column(column) for name, column in given}
+
+
+def _column(value: Any) -> Column:
+    if isinstance(value, Column):
+        return value
+    return Column(*value) if isinstance(value, tuple) and len(value) == 2 else Column(value)
+
+
+def _shares(_name: str, value: Any) -> dict[str, float]:
+    advice = 'a mix has a share for each table, as Mix({"online": 0.5, "demonstrations": 0.5})'
+    return {_text("a table", name): _number("a share", share) for name, share in _mapping(value, advice).items()}
+
+
+def _view(_name: str, value: Any) -> _View | None:
+    if value is None or isinstance(value, _View):
+        return value
+    raise TypeError(f"a view is an NStep, Sequences or a Window, got {type(value).__name__} {value!r}")
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "str": _text,
+    "int": _integer,
+    "int | Any": _integer,
+    "float": _number,
+    "bool": _flag,
+    "Padding": partial(_choice, get_args(Padding)),
+    "Sampler": partial(_choice, get_args(Sampler)),
+    "Codec | None": lambda name, value: value if value is None else _choice(get_args(Codec), name, value),
+    "np.dtype[Any] | Any": _dtype,
+    "tuple[int, ...] | Any": _shape,
+    "int | Mapping[str, int]": _stack,
+    "Sequence[str]": _names,
+    "Mapping[str, Column | Any]": _columns,
+    "Mapping[str, float]": _shares,
+    "NStep | Sequences | Window | None": _view,
+}
+"""What reads a field, by its type."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Definition:
+    """Reads its fields when it is made, and has the core check them. Equal to another one that is the same JSON."""
+
+    def __post_init__(self) -> None:
+        kept = vars(self)
+        for field in fields(self):
+            kept[field.name] = _READERS[str(field.type)](field.name, kept[field.name])
+        # What the core reads when a call takes this definition.
+        kept["_checked"] = _Checked(json.dumps(self._json(), default=str))
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_checked"}
+
+    def _json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Definition) and bool(vars(self)["_checked"] == vars(other)["_checked"])
+
+    def __hash__(self) -> int:
+        return hash(vars(self)["_checked"].json)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Column(_Definition):
+    """A column of a table: one value for each step.
+
+    Args:
+        dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
+        shape: Shape of one value; `()` is a scalar.
+        codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
+            at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
+            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below.
+        finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
+            writer's or the table's view. Integers and other columns are not checked.
+
+    Raises:
+        ConfigError: An unknown dtype or codec.
+    """
+
+    dtype: np.dtype[Any] | Any
+    shape: tuple[int, ...] | Any = ()
+    codec: Codec | None = None
+    finite: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.codec is None:
+            vars(self)["codec"] = json.loads(vars(self)["_checked"].json)["column"]["codec"]
+
+    def __repr__(self) -> str:
+        finite = "" if self.finite else ", finite=False"
+        return f'Column("{self.dtype}", shape={self.shape}, codec="{self.codec}"{finite})'
+
+    def _json(self) -> dict[str, Any]:
+        return {"column": {"name": "", **self._settings()}}
+
+
+class _View(_Definition):
+    _kind: ClassVar[str]
+
+    def _json(self) -> dict[str, Any]:
+        return {"view": {self._kind: self._settings()}}
+
+
+@dataclass(frozen=True, eq=False)
+class NStep(_View):
+    """Transitions with n-step returns.
+
+    Sutton & Barto (2018), equation 7.1; the observation stack is that of Mnih et al. (2013).
+    For the anchor step t with m <= n steps to the end of the episode or life: `observation` is the stack
+    that ends at t, `action` is a_t, `reward` is r_{t+1} + gamma r_{t+2} + ... + gamma^(m-1) r_{t+m},
+    `next_observation` is the stack that ends at t+m, and `discount` is gamma^m: 0 where t+m terminated, and
+    gamma^m where it was truncated, which bootstraps. If the observation after a termination never came, the stack ends
+    with zeros; if that after a truncation never came, t+m is the truncated step itself.
+
+    Args:
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
+            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
+        n: Steps of the return.
+        gamma: Discount of one step, 0 to 1.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+
+    Raises:
+        ConfigError: A number out of range; the message has the range.
+    """
+
+    _kind = "n_step"
+    stack: int | Mapping[str, int] = 1
+    n: int = 1
+    gamma: float = 0.99
+    observation: str = "observation"
+    padding: Padding = "zero"
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences(_View):
+    """Sequences for recurrent agents.
+
+    As R2D2 has them (Kapturowski et al., 2019), with stored state and burn-in.
+    An item covers `burn_in + length` steps and the observation after the last. A new item starts every
+    `period` steps, counted from the start of the episode (or life). An item needs one step beyond its
+    burn-in; where the episode ends earlier, the rest is padded with zeros and `mask` is false. The observation after
+    the end is there, also after a termination, where it came. A truncated step without it has its values, but no
+    `discount` and no `mask`.
+
+    Args:
+        length: Steps to learn from.
+        burn_in: Steps before these, which only warm up the recurrent state.
+        period: Steps from one item to the next; `None` is `length`.
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
+            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        gamma: Discount of one step, 0 to 1.
+        state: Columns of the stored recurrent state, or names before the slash of their parts, delivered for the first
+            step only.
+
+    Raises:
+        ConfigError: A number out of range; the message has the range.
+    """
+
+    _kind = "sequences"
+    length: int
+    burn_in: int = 0
+    period: int | Any = None
+    stack: int | Mapping[str, int] = 1
+    observation: str = "observation"
+    padding: Padding = "zero"
+    gamma: float = 0.99
+    state: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.period is None:
+            vars(self)["period"] = self.length
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False)
+class Window(_View):
+    """The raw rows around an anchor.
+
+    For uses that `NStep` and `Sequences` do not cover. At the end of an episode or life the last row is the one with
+    the observation after it, where it came: the final row, or the first of the next life.
+
+    Args:
+        before: Rows before the anchor.
+        after: Rows after the anchor.
+    """
+
+    _kind = "window"
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(_Definition):
+    """Several tables, and the share of each in a batch: in place of a table's name in `sample`, `batches` and so on.
+
+    For example half demonstrations and half of one's own steps, as in RLPD (Ball et al., 2023) and, with other shares,
+    DQfD (Hester et al., 2018). The tables have the same columns. A batch has a number of items of each table that is
+    its share, rounded, mixed at random. The probability of an item is the share of its table, as rounded, times its
+    probability there, so the importance weights are exact. Batches have the array `tables` too: uint8 `(B,)`,
+    the position of each item's table in the mix.
+
+    A batch waits until each table has its items. A `sample` on a server that ends at its timeout has counted the items
+    of the tables before the one that it waited for; iterators keep them for the next batch.
+
+    Args:
+        shares: Table names to shares: above 0, with a sum of 1.
+
+    Raises:
+        ConfigError: A share out of range, or a sum other than 1.
+    """
+
+    shares: Mapping[str, float]
+
+    def _json(self) -> dict[str, Any]:
+        return {"mix": list(self.shares.items())}
+
+
+@dataclass(frozen=True, eq=False)
+class Table(_Definition):
+    """The definition of a replay memory: columns, capacity, sampler and limits.
+
+    Args:
+        name: 1 to 128 bytes.
+        columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
+            row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation. A column with
+            a slash in its name is a part of a structure: `observation/camera`.
+        capacity: Steps held before the oldest are evicted; at most 2^24.
+        capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
+            for `capacity` uncompressed steps, each in a chunk of its own.
+        sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
+            `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
+            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. A sample sorts
+            the ranks once more than one in 16 items were inserted, updated or removed since the last sort; between two
+            sorts the ranks of changed items are approximate, except rank 1. The others always sample the first
+            item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs
+            `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority.
+            Among equal priorities the least recently inserted or updated item is first. `"fifo"`, `"lifo"` and the
+            heaps take a lock for each item, `"rank_based"` for each batch; they have 32 bytes more for each step of
+            `capacity`, `"rank_based"` 40.
+        priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
+        priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
+            exponent; -30 to 0. Positive ones are at least one unit and at most 2^39: by default 1.9e-6 to 1.0e6, with
+            -30 9.3e-10 to 512.
+        live_max_priority: New items without a priority get the largest priority of the live items. By default it is
+            the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
+            Costs a lock in pushes and updates, and 32 bytes for each step of `capacity`.
+        max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
+        min_size: Items needed before the first sample.
+        samples_per_insert: Items sampled for each item inserted, at most 1e9, held to within `slack`; 0 sets no limit.
+        slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts; at
+            most 1e15. 0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096,
+            and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
+            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave
+            fewer samples than the ratio expects: writers then continue as soon as a sample waits.
+        max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
+            stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
+        view: View of writers and samples that name none.
+
+    Raises:
+        TableError: An invalid argument; the message has the allowed values.
+    """
+
+    name: str
+    columns: Mapping[str, Column | Any]
+    capacity: int
+    _: KW_ONLY
+    capacity_bytes: int = 0
+    sampler: Sampler = "prioritized"
+    priority_exponent: float = 0.6
+    priority_unit_log2: int = -19
+    live_max_priority: bool = False
+    max_times_sampled: int = 0
+    min_size: int = 1
+    samples_per_insert: float = 0.0
+    slack: float = 0.0
+    max_version_lag: int = 0
+    view: NStep | Sequences | Window | None = None
+
+    def _json(self) -> dict[str, Any]:
+        columns = [{"name": name, **column._settings()} for name, column in self.columns.items()]
+        view = self.view and self.view._json()["view"]
+        return {"table": {**self._settings(), "columns": columns, "view": view}}
+
+    @classmethod
+    def _from_json(cls, text: str) -> Self:
+        """The table that the core has as this JSON."""
+        settings = json.loads(text)
+        columns = {column.pop("name"): Column(**column) for column in settings.pop("columns")}
+        views = {view._kind: view for view in (NStep, Sequences, Window)}
+        for kind, view in (settings.pop("view", None) or {}).items():
+            settings["view"] = views[kind](**view)
+        return cls(columns=columns, **settings)
+
+    @classmethod
+    def from_spaces(
+        cls,
+        name: str,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        *,
+        columns: Mapping[str, Column | Any] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """A table for the steps of a Gymnasium environment.
+
+        The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32). A
+        `Dict` or `Tuple` space has a column for each of its parts: `observation/camera`, `observation/arm/joints`,
+        `action/0`. A text is a column of bytes (UTF-8, filled up with zeros): four for each character of a `Text`
+        space, 256 for a space without `max_length`; `values.view("S256")[:, 0]` are the texts as bytes.
+
+        Args:
+            name: As in `Table`.
+            observation_space: Space of one observation: `env.observation_space`, or `single_observation_space` of a
+                vector environment. Batches have its dtype, often float64; Gymnasium's wrapper `DtypeObservation`
+                changes it.
+            action_space: Space of one action: `env.action_space`, or `single_action_space`.
+            capacity: As in `Table`.
+            columns: Additional columns, or replacements of these by their names.
+            **settings: As in `Table`.
+
+        Raises:
+            ConfigError: A space whose values have no fixed size (`Sequence`, `Graph`, `OneOf`), or a part whose name
+                is a number or has a slash.
+            TableError: As in `Table`.
+        """
+        spaces = {"observation": observation_space, "action": action_space}
+        read = {part: column for name, space in spaces.items() for part, column in _space_columns(name, space)}
+        return cls(name, {**read, "reward": "float32", **(columns or {})}, capacity, **settings)
+
+
+def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
+    """A column of the space's dtype and shape, or one for each part of a space of several parts."""
+
+    def refused(reason: str) -> ConfigError:
+        return ConfigError(f'the space of "{name}" {reason}')
+
+    parts = getattr(space, "spaces", None)
+    if parts is not None and not len(parts):
+        raise refused("has no parts")
+    if isinstance(parts, Mapping):
+        for part, inner in parts.items():
+            if not isinstance(part, str) or not part or "/" in part or part.isdecimal():
+                raise refused(f"has a part {part!r}: a part's name is a text without slashes, and no number; rename it")
+            yield from _space_columns(f"{name}/{part}", inner)
+        return
+    # A Tuple is a sequence of its parts; a OneOf is not.
+    if parts is not None and isinstance(space, Sequence):
+        for index, inner in enumerate(parts):
+            yield from _space_columns(f"{name}/{index}", inner)
+        return
+    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
+    if dtype is not None and np.dtype(dtype).kind == "U":
+        # A character has up to four bytes.
+        yield name, ("uint8", 4 * (getattr(space, "max_length", None) or 64))
+    elif dtype is not None and shape is not None:
+        yield name, (dtype, shape)
+    else:
+        raise refused(
+            f"is of type {type(space).__name__}, whose values have no fixed dtype and shape: wrap the environment, so "
+            "that it returns arrays of one shape (padded, with their length)"
+        )
