@@ -3,11 +3,11 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
-//! | [`dialer`] | opens connections: sockets, TLS, handshake |
+//! | [`dialer`] | opens connections: sockets, TLS, handshake; keeps idle ones |
 //! | [`connection`], `driver` | an open connection; the runtime inside blocking calls |
 //! | `link` | requests in flight: kept until they are answered, sent again after a break |
 //! | `establish` | the first connection, with retries |
-//! | `pool` | idle connections |
+//! | `memory_identities` | no two servers of a list have copies of one memory |
 //! | `retry` | retries after broken connections |
 //! | `outage` | outages of servers, for the log; final shutdowns |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
@@ -16,7 +16,8 @@
 //! | [`session`] | a session with an extension of a server |
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a shared server |
-//! | [`tls`] | trusted certificates |
+//! | `options`, [`tls`] | options of a client; trusted certificates |
+//! | [`writers_seen`] | connections of writers, which servers place new ones by |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
 //! arrives, the client repeats the call on a new connection, until the caller's deadline or for [`ConnectOptions::reconnect_for`]. After a

@@ -1,5 +1,5 @@
-//! Requests of a channel over a connection of its own: each is kept until it is answered, and sent again over the next connection after
-//! a break. Pushes, updates and samples are such channels, and say what a request is, when it is sent and what its answer means.
+//! Requests of a channel over a connection of its own. Pushes, updates and samples are such channels, and say what a request is, when it is
+//! sent and what its answer means. After a break pushes and updates are sent again over the next connection; samples are asked for anew.
 //!
 //! # Invariant
 //!

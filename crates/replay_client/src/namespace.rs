@@ -130,7 +130,19 @@ impl Namespace {
                 listing.tables.retain_mut(|table| inside(&mut table.name));
                 listing.parameters.retain_mut(|listed| inside(&mut listed.name));
             }
-            _ => {}
+            // Without names, or with those that `stats` shortens.
+            ReplyBody::Done
+            | ReplyBody::Challenge(_)
+            | ReplyBody::Welcome(_)
+            | ReplyBody::Writer(_)
+            | ReplyBody::Pushed(_)
+            | ReplyBody::Sampled(_)
+            | ReplyBody::Updated(_)
+            | ReplyBody::StepsRead(_)
+            | ReplyBody::Corrupt(None)
+            | ReplyBody::Parameters(_)
+            | ReplyBody::Stats(_)
+            | ReplyBody::Extension(_) => {}
         }
     }
 

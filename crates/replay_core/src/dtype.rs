@@ -3,9 +3,9 @@
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-/// Defines [`Dtype`] from a table: variant, name, Rust's type and its conversion to float64.
+/// Defines [`Dtype`] from a table: variant, name, NumPy's letter for its kind, Rust's type and its conversion to float64.
 macro_rules! dtypes {
-    ($($variant:ident $name:literal $type:ty => $to_f64:expr;)+) => {
+    ($($variant:ident $name:literal $kind:literal $type:ty => $to_f64:expr;)+) => {
         /// Element type of a column, in NumPy's names. A bool is one byte, 0 or 1.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
@@ -14,6 +14,15 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
+            pub const ALL: &[Dtype] = &[$(Dtype::$variant),+];
+
+            /// NumPy's letter for the kind: `b`ool, `u`nsigned or signed `i`nteger, `f`loat.
+            pub const fn kind(self) -> u8 {
+                match self {
+                    $(Dtype::$variant => $kind),+
+                }
+            }
+
             /// Size of one element in bytes.
             pub const fn bytes(self) -> usize {
                 match self {
@@ -23,7 +32,7 @@ macro_rules! dtypes {
 
             /// Whether elements are floats, which may be NaN or infinite.
             pub const fn is_float(self) -> bool {
-                matches!(self, Dtype::Float16 | Dtype::Float32 | Dtype::Float64)
+                self.kind() == b'f'
             }
 
             /// Reads one element, little endian, as the nearest float64.
@@ -50,18 +59,18 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    Bool "bool" u8 => |byte| f64::from(u8::from(byte != 0));
-    Uint8 "uint8" u8 => f64::from;
-    Int8 "int8" i8 => f64::from;
-    Uint16 "uint16" u16 => f64::from;
-    Int16 "int16" i16 => f64::from;
-    Uint32 "uint32" u32 => f64::from;
-    Int32 "int32" i32 => f64::from;
-    Uint64 "uint64" u64 => |integer: u64| integer as f64;
-    Int64 "int64" i64 => |integer: i64| integer as f64;
-    Float16 "float16" f16 => f16::to_f64;
-    Float32 "float32" f32 => f64::from;
-    Float64 "float64" f64 => |number| number;
+    Bool "bool" b'b' u8 => |byte| f64::from(u8::from(byte != 0));
+    Uint8 "uint8" b'u' u8 => f64::from;
+    Int8 "int8" b'i' i8 => f64::from;
+    Uint16 "uint16" b'u' u16 => f64::from;
+    Int16 "int16" b'i' i16 => f64::from;
+    Uint32 "uint32" b'u' u32 => f64::from;
+    Int32 "int32" b'i' i32 => f64::from;
+    Uint64 "uint64" b'u' u64 => |integer: u64| integer as f64;
+    Int64 "int64" b'i' i64 => |integer: i64| integer as f64;
+    Float16 "float16" b'f' f16 => f16::to_f64;
+    Float32 "float32" b'f' f32 => f64::from;
+    Float64 "float64" b'f' f64 => |number| number;
 }
 
 /// Whether every element is finite. NaN and infinity have all bits of the exponent set (IEEE 754), so adding one to the exponent

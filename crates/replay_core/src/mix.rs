@@ -55,37 +55,37 @@ pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
     }
 }
 
-/// One batch of the samples of several tables with the same columns, the parts one after the other.
-pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
-    if parts.len() == 1 {
-        return Ok(parts.remove(0));
+/// One batch of the samples of several tables with the same columns, one share after the other.
+pub fn combine(mut shares: Vec<Sampled>) -> Result<Sampled> {
+    if shares.len() == 1 {
+        return Ok(shares.remove(0));
     }
-    let total: usize = parts.iter().map(|part| part.items.len()).sum();
+    let total: usize = shares.iter().map(|share| share.items.len()).sum();
     let mut mixed = Sampled {
         items: Vec::with_capacity(total),
-        live_items: parts.iter().map(|part| part.live_items).sum(),
+        live_items: shares.iter().map(|share| share.live_items).sum(),
         ..Sampled::default()
     };
-    let row_bytes = parts.iter().map(|part| part.rows.len()).sum();
+    let row_bytes = shares.iter().map(|share| share.rows.len()).sum();
     let mut rows = allocation::with_capacity("a mixed batch", row_bytes)?;
     let mut credits = Vec::new();
     let mut smallest: Option<f64> = Some(f64::INFINITY);
-    for part in parts.into_iter().filter(|part| !part.items.is_empty()) {
-        // Of a short batch the share may be another one than was asked for.
-        let share = part.items.len() as f64 / total as f64;
-        let here = part.min_probability.map(|least| share * least);
+    for share in shares.into_iter().filter(|share| !share.items.is_empty()) {
+        // Of a short batch it may be another fraction than was asked for.
+        let fraction = share.items.len() as f64 / total as f64;
+        let here = share.min_probability.map(|least| fraction * least);
         smallest = smallest.zip(here).map(|(a, b)| a.min(b));
-        match part.parts.is_empty() {
-            true => mixed.parts.push(part.items.len()),
-            false => mixed.parts.extend(part.parts),
+        match share.shares.is_empty() {
+            true => mixed.shares.push(share.items.len()),
+            false => mixed.shares.extend(share.shares),
         }
-        mixed.items.extend(part.items.into_iter().map(|mut item| {
-            item.probability *= share;
+        mixed.items.extend(share.items.into_iter().map(|mut item| {
+            item.probability *= fraction;
             item
         }));
-        rows.extend_from_slice(&part.rows);
-        mixed.blobs.extend(part.blobs);
-        credits.extend(part.credit);
+        rows.extend_from_slice(&share.rows);
+        mixed.blobs.extend(share.blobs);
+        credits.extend(share.credit);
     }
     mixed.min_probability = smallest.filter(|least| least.is_finite());
     mixed.rows = rows.into();
@@ -99,18 +99,18 @@ impl SampleCredit for Vec<Box<dyn SampleCredit>> {
     }
 }
 
-/// The order of a batch of several parts: they are mixed at random, each in its own order. `None` for one part.
+/// The order of a batch of several shares: they are mixed at random, each in its own order. `None` for one share.
 /// The seed is a hash of the sampled items: a repeated run has the same order, and `times_sampled` makes the next batch differ.
 pub(crate) fn order(sampled: &Sampled) -> Option<Vec<usize>> {
-    if sampled.parts.len() < 2 {
+    if sampled.shares.len() < 2 {
         return None;
     }
-    let parts = sampled.parts.iter().enumerate();
-    let mut order: Vec<usize> = parts.flat_map(|(part, &length)| repeat_n(part, length)).collect();
+    let shares = sampled.shares.iter().enumerate();
+    let mut order: Vec<usize> = shares.flat_map(|(share, &length)| repeat_n(share, length)).collect();
     order.shuffle(&mut StdRng::seed_from_u64(sampled.items.iter().fold(0, hash)));
-    let mut next: Vec<usize> = Vec::with_capacity(sampled.parts.len());
+    let mut next: Vec<usize> = Vec::with_capacity(sampled.shares.len());
     let mut end = 0;
-    for length in &sampled.parts {
+    for length in &sampled.shares {
         next.push(end);
         end += length;
     }
@@ -168,7 +168,7 @@ mod tests {
             state: None,
             rows: vec![7; probabilities.len()].into(),
             blobs: Vec::new(),
-            parts: Vec::new(),
+            shares: Vec::new(),
             credit: None,
         };
         let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]).unwrap();

@@ -103,31 +103,31 @@ pub struct SampleRequest {
     /// Also report the smallest probability in the table: costs a scan of it.
     pub min_probability: bool,
     /// For a part of a batch from several memories.
-    pub part: Option<BatchPart>,
+    pub share: Option<BatchShare>,
     /// [`TableConfig::checksum`] of the definition that the batch is decoded with: a table of another one refuses. 0 is any.
     pub definition: u32,
 }
 
-/// One memory's part of a batch from several. It never waits: its reply has as many items as there are, perhaps none, and a [`PartState`].
+/// One memory's share of a batch from several. It never waits: its reply has as many items as there are, perhaps none, and a [`ShareState`].
 /// The client checks [`min_size`](TableConfig::min_size) over all memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchPart {
+pub struct BatchShare {
     /// Samples to take from the rate limiter, as far as it admits them: over all memories as many as the client gets items.
     pub take: u32,
 }
 
 /// State of a table when one part of a batch was sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PartState {
+pub struct ShareState {
     /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items keep earlier numbers.
     pub number: u16,
     /// Sum of the priorities after the exponent, at the instant of sampling.
     pub total_priority: f64,
     /// Live items, with or without priority.
     pub items: u64,
-    /// Samples taken from the rate limiter by this part.
+    /// Samples taken from the rate limiter by this share.
     pub taken: u32,
-    /// Samples that the rate limiter would admit after this part; infinite without a ratio.
+    /// Samples that the rate limiter would admit after this share; infinite without a ratio.
     pub allowance: f64,
     /// Pushes wait, or the next one would, perhaps for samples.
     pub holds_pushes: bool,
@@ -168,15 +168,15 @@ pub struct Sampled {
     pub live_items: u64,
     /// The smallest probability in the table, when it was asked for.
     pub min_probability: Option<f64>,
-    /// The table's state, for a part of a batch.
-    pub state: Option<PartState>,
+    /// The table's state, for a share of a batch.
+    pub state: Option<ShareState>,
     /// The rows of all items, item after item, in the layout of `schema/innet.capnp`.
     pub rows: Bytes,
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
-    /// Lengths of the parts of a batch from several tables or servers, which [`Decoder`](crate::view::Decoder) mixes; empty for one.
-    pub parts: Vec<usize>,
+    /// Lengths of the shares of a batch from several tables or servers, which [`Decoder`](crate::view::Decoder) mixes; empty for one.
+    pub shares: Vec<usize>,
     /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
 }

@@ -113,6 +113,24 @@ pub enum Sampler {
     RankBased,
 }
 
+impl Sampler {
+    /// Whether priorities decide which item it samples.
+    pub const fn uses_priorities(self) -> bool {
+        match self {
+            Sampler::Uniform | Sampler::Fifo | Sampler::Lifo => false,
+            Sampler::Prioritized | Sampler::RankBased | Sampler::MaxHeap | Sampler::MinHeap => true,
+        }
+    }
+
+    /// Whether it has `priority_exponent`.
+    pub const fn uses_exponent(self) -> bool {
+        match self {
+            Sampler::Prioritized | Sampler::RankBased => true,
+            Sampler::Uniform | Sampler::Fifo | Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => false,
+        }
+    }
+}
+
 /// Name in files and in Python.
 impl fmt::Display for Sampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

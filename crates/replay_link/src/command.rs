@@ -1,5 +1,5 @@
 //! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. One needs no method of
-//! [`Replay`], and no code in server and clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their
+//! [`Replay`] and, unless it takes long (`Tables` of the server) or ends batches in progress (`shards` of the client), no code of clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their
 //! methods do more than send them.
 
 use crate::error::{Error, Result};
@@ -28,10 +28,15 @@ impl Commands for Memory {
 /// # Errors
 /// Errors of the memory; [`Error::Internal`] for another request.
 pub fn carry_out(memory: &Memory, command: &RequestBody) -> Result<()> {
+    use RequestBody::*;
     match command {
-        RequestBody::EmptyTable(name) => memory.empty_table(name)?,
-        RequestBody::DropParameters(name) => memory.parameters().remove(name),
-        other => return Err(Error::Internal(format!("{} is not a command", other.name()))),
+        EmptyTable(name) => memory.empty_table(name)?,
+        DropParameters(name) => memory.parameters().remove(name),
+        Hello(_) | Authenticate(_) | CreateTable(_) | DescribeTable(_) | DropTable(_) | OpenWriter(_) | Push(_)
+        | Sample(_) | UpdatePriorities(_) | ReadSteps(_) | ReportCorrupt(_) | PutParameters(_) | GetParameters(_)
+        | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => {
+            return Err(Error::Internal(format!("{} is not a command", command.name())));
+        }
     }
     Ok(())
 }

@@ -174,7 +174,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         state: None,
         rows: Bytes::from_static(b"rows"),
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
-        parts: Vec::new(),
+        shares: Vec::new(),
         credit: Some(Box::new(Credit(delivered.clone()))),
     };
     encode_reply(Reply { id: 9, body: ReplyBody::Sampled(sampled) }).unwrap()

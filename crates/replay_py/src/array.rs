@@ -239,7 +239,7 @@ fn convert_literal<'py>(
         let numbers = array.as_any().str()?;
         Ok(refuse(format!("{numbers} has a number that {} does not hold", expected.dtype.name())))
     };
-    let converted = match (array.dtype().kind(), dtype::kind(expected.dtype)) {
+    let converted = match (array.dtype().kind(), expected.dtype.kind()) {
         (b'b', b'b') => convert()?,
         (b'f', b'f') => {
             let doubles = match array.cast::<PyArrayDyn<f64>>() {

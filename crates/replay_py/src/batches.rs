@@ -21,7 +21,7 @@ use replay_link::error::{Error, Result};
 use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::class::context_manager;
-use crate::decoded_sample::{DecodedSample, DecodedSamples};
+use crate::decoded_sample::{DecodedSample, SampleSource};
 use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::open_writers::{Awaiting, OpenWriters};
@@ -101,7 +101,7 @@ impl Beta {
 /// Source of the batches.
 enum Source {
     /// Samples and decodes in the call of the consumer.
-    Direct(DecodedSamples, Channels),
+    Direct(SampleSource, Channels),
     /// A background thread.
     Ahead(Ahead),
 }
@@ -112,7 +112,7 @@ type Channels = Vec<Box<dyn SampleChannel<Error>>>;
 impl PyBatches {
     pub fn new(
         py: Python<'_>,
-        samples: DecodedSamples,
+        samples: SampleSource,
         beta: Beta,
         prefetch: usize,
         timeout: Option<f64>,
@@ -241,7 +241,7 @@ struct DecoderState {
 }
 
 impl Ahead {
-    fn start(mut samples: DecodedSamples, channels: Channels, prefetch: usize, beta: f64) -> Result<Self> {
+    fn start(mut samples: SampleSource, channels: Channels, prefetch: usize, beta: f64) -> Result<Self> {
         let (sender, receiver) = mpsc::sync_channel(prefetch.saturating_sub(1));
         let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
@@ -307,7 +307,7 @@ impl Ahead {
 
 /// Samples and decodes until the consumer stops it or an error occurs other than a deadline.
 fn decode_ahead(
-    samples: &mut DecodedSamples,
+    samples: &mut SampleSource,
     mut channels: Channels,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,

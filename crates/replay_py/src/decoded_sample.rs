@@ -22,7 +22,7 @@ const ASK_WITHIN: Duration = Duration::from_secs(5);
 const TABLES: &str = "tables";
 
 /// How to read samples of a table: its definition, and a decoder for it.
-pub struct Reading {
+pub struct TableDecoder {
     config: Arc<TableConfig>,
     pub view: ViewSpec,
     /// View and options that the call named.
@@ -36,7 +36,7 @@ pub struct Reading {
     outdated: AtomicBool,
 }
 
-impl Reading {
+impl TableDecoder {
     /// Most table numbers kept.
     const MOST_TABLES: usize = 64;
 
@@ -48,7 +48,7 @@ impl Reading {
         let checksum = config.checksum(view.is_none());
         let asked = (view.clone(), options);
         let view = config.view_or_own(view)?;
-        Ok(Reading {
+        Ok(TableDecoder {
             decoder: Decoder::new(&config, &view, options)?,
             config,
             view,
@@ -91,7 +91,7 @@ impl Reading {
     ///
     /// # Errors
     /// [`replay_core::Error::Schema`] for a column that differs, [`replay_core::Error::Config`] for the tables' own views if they differ.
-    pub fn check_same_arrays(&self, other: &Reading) -> Result<()> {
+    pub fn check_same_arrays(&self, other: &TableDecoder) -> Result<()> {
         let (ours, theirs) = (&self.config, &other.config);
         if self.view != other.view {
             return Err(Error::Config(format!(
@@ -132,7 +132,7 @@ impl Reading {
 }
 
 /// Requests for samples, and how to read them.
-pub struct DecodedSamples {
+pub struct SampleSource {
     pub replay: Arc<dyn Replay<Error>>,
     /// Whether the memory is in this process.
     pub local: bool,
@@ -146,15 +146,15 @@ pub struct DecodedSamples {
 pub struct TableShare {
     pub table: String,
     pub request: SampleRequest,
-    pub reading: Arc<Reading>,
+    pub decoder: Arc<TableDecoder>,
     /// The sample for the next batch, while other shares are missing.
     arrived: Option<Sampled>,
 }
 
 impl TableShare {
-    pub fn new(table: &str, request: SampleRequest, reading: Arc<Reading>) -> Self {
-        let request = SampleRequest { definition: reading.checksum, ..request };
-        TableShare { table: table.to_owned(), request, reading, arrived: None }
+    pub fn new(table: &str, request: SampleRequest, decoder: Arc<TableDecoder>) -> Self {
+        let request = SampleRequest { definition: decoder.checksum, ..request };
+        TableShare { table: table.to_owned(), request, decoder, arrived: None }
     }
 }
 
@@ -175,7 +175,7 @@ impl DecodedSample {
     }
 }
 
-impl DecodedSamples {
+impl SampleSource {
     /// Calls `sample`, for each share, until at least one item of the batch can be decoded. `beta` returns the exponent of the weights and
     /// is called once the batch has arrived. Parts that arrived before an error are kept for the next call.
     ///
@@ -192,7 +192,7 @@ impl DecodedSamples {
         let code = sampled.as_ref().err().map(Error::code);
         if let Some(ErrorCode::UnknownTable | ErrorCode::Corrupt | ErrorCode::View | ErrorCode::TableDiffers) = code {
             for share in &self.shares {
-                share.reading.outdated.store(true, Ordering::Relaxed);
+                share.decoder.outdated.store(true, Ordering::Relaxed);
             }
         }
         sampled
@@ -211,7 +211,7 @@ impl DecodedSamples {
                 }
                 let sampled = sample(index, &share.table, &share.request, wait)?;
                 if self.mixed {
-                    share.reading.note(&sampled);
+                    share.decoder.note(&sampled);
                 }
                 share.arrived = Some(sampled);
             }
@@ -243,7 +243,7 @@ impl DecodedSamples {
         let table_of = |item: usize| ends.partition_point(|&end| end <= item);
         let mut sampled = mix::combine(shares)?;
         let credit = sampled.credit.take();
-        let mut batch = self.shares[0].reading.decoder.decode(&sampled, beta)?;
+        let mut batch = self.shares[0].decoder.decoder.decode(&sampled, beta)?;
         if self.mixed {
             // A mix has at most 256 tables.
             let tables: Vec<u8> = batch.items.iter().map(|&item| table_of(item) as u8).collect();

@@ -5,28 +5,13 @@ use pyo3::prelude::*;
 
 use replay_core::schema::Dtype;
 
-const ALL: [Dtype; 12] = [
-    Dtype::Bool,
-    Dtype::Uint8,
-    Dtype::Int8,
-    Dtype::Uint16,
-    Dtype::Int16,
-    Dtype::Uint32,
-    Dtype::Int32,
-    Dtype::Uint64,
-    Dtype::Int64,
-    Dtype::Float16,
-    Dtype::Float32,
-    Dtype::Float64,
-];
-
 /// The core's type for a NumPy dtype; `None` for structured, object, text and complex types and foreign byte orders.
 pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
     if descr.byteorder() == b'>' {
         return None;
     }
     let kind = descr.kind();
-    ALL.into_iter().find(|&dtype| self::kind(dtype) == kind && dtype.bytes() == descr.itemsize())
+    Dtype::ALL.iter().copied().find(|dtype| dtype.kind() == kind && dtype.bytes() == descr.itemsize())
 }
 
 /// NumPy's dtype of an element type.
@@ -44,15 +29,5 @@ pub fn to_numpy<'py>(py: Python<'py>, dtype: Dtype) -> Bound<'py, PyArrayDescr> 
         Dtype::Float16 => numpy::dtype::<half::f16>(py),
         Dtype::Float32 => numpy::dtype::<f32>(py),
         Dtype::Float64 => numpy::dtype::<f64>(py),
-    }
-}
-
-/// NumPy's letter for a type's kind.
-pub fn kind(dtype: Dtype) -> u8 {
-    match dtype {
-        Dtype::Bool => b'b',
-        Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => b'u',
-        Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => b'i',
-        Dtype::Float16 | Dtype::Float32 | Dtype::Float64 => b'f',
     }
 }

@@ -280,30 +280,26 @@ fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> replay_core::Result<Con
     Ok(Contents { stored, memory: TensorMemory::Unpacked(buffer) })
 }
 
-const DTYPES: [(Dtype, FileDtype); 12] = [
-    (Dtype::Bool, FileDtype::BOOL),
-    (Dtype::Uint8, FileDtype::U8),
-    (Dtype::Int8, FileDtype::I8),
-    (Dtype::Uint16, FileDtype::U16),
-    (Dtype::Int16, FileDtype::I16),
-    (Dtype::Uint32, FileDtype::U32),
-    (Dtype::Int32, FileDtype::I32),
-    (Dtype::Uint64, FileDtype::U64),
-    (Dtype::Int64, FileDtype::I64),
-    (Dtype::Float16, FileDtype::F16),
-    (Dtype::Float32, FileDtype::F32),
-    (Dtype::Float64, FileDtype::F64),
-];
-
 fn file_dtype(dtype: Dtype) -> FileDtype {
-    let found = DTYPES.iter().find(|(known, _)| *known == dtype);
-    found.expect("each dtype is in the list").1
+    match dtype {
+        Dtype::Bool => FileDtype::BOOL,
+        Dtype::Uint8 => FileDtype::U8,
+        Dtype::Int8 => FileDtype::I8,
+        Dtype::Uint16 => FileDtype::U16,
+        Dtype::Int16 => FileDtype::I16,
+        Dtype::Uint32 => FileDtype::U32,
+        Dtype::Int32 => FileDtype::I32,
+        Dtype::Uint64 => FileDtype::U64,
+        Dtype::Int64 => FileDtype::I64,
+        Dtype::Float16 => FileDtype::F16,
+        Dtype::Float32 => FileDtype::F32,
+        Dtype::Float64 => FileDtype::F64,
+    }
 }
 
 fn python_dtype(dtype: FileDtype) -> Option<Dtype> {
     if dtype == FileDtype::BF16 {
         return Some(Dtype::Float32);
     }
-    let found = DTYPES.iter().find(|(_, known)| *known == dtype);
-    found.map(|&(known, _)| known)
+    Dtype::ALL.iter().copied().find(|&known| file_dtype(known) == dtype)
 }

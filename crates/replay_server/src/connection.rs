@@ -272,7 +272,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             arrived,
             // A share of a batch never waits, also not for room for its reply: other servers may have theirs.
             until: match &request.body {
-                RequestBody::Sample(SampleRequest { part: Some(_), .. }) => arrived,
+                RequestBody::Sample(SampleRequest { share: Some(_), .. }) => arrived,
                 _ => arrived + Duration::from_millis(request.deadline_ms.into()),
             },
             request,
@@ -378,7 +378,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Some(self.save_snapshot().await);
         }
         let tables = self.context.service.table_request(&received.request.body)?;
-        let _turn = tables.turn.lock().await;
+        let _alone = tables.one_at_a_time.lock().await;
         let (tables, request) = (Arc::clone(tables), received.request.body.clone());
         let answer = self.stack.run_blocking(move || tables.answer(&request));
         Some(answer.await.and_then(|reply| reply))

@@ -26,7 +26,7 @@ use replay_link::command::carry_out;
 use replay_link::error::{Error, Result};
 use replay_link::tls::{Dates, RENEW};
 use replay_wire::role::Role;
-use replay_wire::{OpenOrResume, RELEASE, ReplyBody, RequestBody};
+use replay_wire::{OpenOrResume, RELEASE, ReplyBody, ReplySize, RequestBody};
 
 pub use numbered_tables::{NumberedTable, NumberedTables};
 pub use tables::Tables;
@@ -177,13 +177,14 @@ impl Service {
 
     /// Memory use of the reply; `None` for a few bytes.
     pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
-        match request {
-            RequestBody::GetParameters(get) => {
+        match (request.reply_size(), request) {
+            (ReplySize::Few, _) => None,
+            (ReplySize::Report, _) => Some(LargeReply::Report),
+            (ReplySize::Large, RequestBody::GetParameters(get)) => {
                 let newest = self.memory.parameters().newest(&get.name, get.newer_than);
                 newest.map(LargeReply::Shared)
             }
-            RequestBody::Sample(_) | RequestBody::ReadSteps(_) => Some(LargeReply::Copy),
-            _ => request.has_large_reply().then_some(LargeReply::Report),
+            (ReplySize::Large, _) => Some(LargeReply::Copy),
         }
     }
 
@@ -264,7 +265,7 @@ impl Service {
                 let over = "the handshake of this connection is over";
                 return Err(Error::protocol(over.to_owned()));
             }
-            command => {
+            command @ RequestBody::DropParameters(_) => {
                 carry_out(&self.memory, command)?;
                 ReplyBody::Done
             }

@@ -286,15 +286,15 @@ struct Sample {
   allowShort @3 :Bool;
   minProbability @4 :Bool;
   # also report the smallest probability in the table: costs a scan of it
-  part @5 :BatchPart;
+  share @5 :BatchShare;
   # null for a whole batch
   definition @6 :UInt32;
   # Checksum (CRC-32, never 0) of the columns and the view that the client decodes with: a table of another definition answers with
   # the error `tableDiffers`. 0 is any definition.
 }
 
-struct BatchPart {
-  # One server's part of a batch that a client samples from several. It never waits: the reply has as many items as there are, up to
+struct BatchShare {
+  # One server's share of a batch that a client samples from several. It never waits: the reply has as many items as there are, up to
   # `count`, which may be 0, and the table's state. The client counts minSize over all servers.
   take @0 :UInt32;
   # samples to take from the rate limiter, as far as it admits them
@@ -316,12 +316,12 @@ struct Sampled {
   # live items with a priority above zero at the instant of sampling
   minProbability @8 :Float64;
   # 0 unless asked for
-  state @9 :PartState;
-  # for a part of a batch
+  state @9 :ShareState;
+  # for a share of a batch
 }
 
-struct PartState {
-  # A table as one part of a batch found it.
+struct ShareState {
+  # A table as one share of a batch found it.
   number @0 :UInt16;
   # the upper 16 bits of the ids of its items, but of restored ones
   totalPriority @1 :Float64;

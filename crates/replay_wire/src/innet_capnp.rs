@@ -5373,11 +5373,11 @@ pub mod sample {
             self.reader.get_bool_field(65)
         }
         #[inline]
-        pub fn get_part(self) -> ::capnp::Result<crate::innet_capnp::batch_part::Reader<'a>> {
+        pub fn get_share(self) -> ::capnp::Result<crate::innet_capnp::batch_share::Reader<'a>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn has_part(&self) -> bool {
+        pub fn has_share(&self) -> bool {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
@@ -5479,19 +5479,19 @@ pub mod sample {
             self.builder.set_bool_field(65, value);
         }
         #[inline]
-        pub fn get_part(self) -> ::capnp::Result<crate::innet_capnp::batch_part::Builder<'a>> {
+        pub fn get_share(self) -> ::capnp::Result<crate::innet_capnp::batch_share::Builder<'a>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_part(&mut self, value: crate::innet_capnp::batch_part::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_share(&mut self, value: crate::innet_capnp::batch_share::Reader<'_>) -> ::capnp::Result<()> {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_part(self, ) -> crate::innet_capnp::batch_part::Builder<'a> {
+        pub fn init_share(self, ) -> crate::innet_capnp::batch_share::Builder<'a> {
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
         #[inline]
-        pub fn has_part(&self) -> bool {
+        pub fn has_share(&self) -> bool {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
@@ -5511,7 +5511,7 @@ pub mod sample {
         }
     }
     impl Pipeline  {
-        pub fn get_part(&self) -> crate::innet_capnp::batch_part::Pipeline {
+        pub fn get_share(&self) -> crate::innet_capnp::batch_share::Pipeline {
             ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(0))
         }
     }
@@ -5572,7 +5572,7 @@ pub mod sample {
             ::capnp::word(5, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(209, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(209, 0, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(204, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(216, 0, 0, 0, 2, 0, 1, 0),
@@ -5625,9 +5625,9 @@ pub mod sample {
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(112, 97, 114, 116, 0, 0, 0, 0),
+            ::capnp::word(115, 104, 97, 114, 101, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(91, 46, 181, 67, 47, 178, 253, 242),
+            ::capnp::word(5, 116, 204, 219, 215, 17, 95, 208),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
@@ -5650,7 +5650,7 @@ pub mod sample {
                 2 => <u16 as ::capnp::introspect::Introspect>::introspect(),
                 3 => <bool as ::capnp::introspect::Introspect>::introspect(),
                 4 => <bool as ::capnp::introspect::Introspect>::introspect(),
-                5 => <crate::innet_capnp::batch_part::Owned as ::capnp::introspect::Introspect>::introspect(),
+                5 => <crate::innet_capnp::batch_share::Owned as ::capnp::introspect::Introspect>::introspect(),
                 6 => <u32 as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
@@ -5672,7 +5672,7 @@ pub mod sample {
     }
 }
 
-pub mod batch_part {
+pub mod batch_share {
     #[derive(Copy, Clone)]
     pub struct Owned(());
     impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
@@ -5812,12 +5812,12 @@ pub mod batch_part {
     mod _private {
         pub(crate) static ENCODED_NODE: [::capnp::Word; 32] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(91, 46, 181, 67, 47, 178, 253, 242),
+            ::capnp::word(5, 116, 204, 219, 215, 17, 95, 208),
             ::capnp::word(12, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
             ::capnp::word(0, 0, 7, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 178, 0, 0, 0),
+            ::capnp::word(21, 0, 0, 0, 186, 0, 0, 0),
             ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(25, 0, 0, 0, 63, 0, 0, 0),
@@ -5825,7 +5825,7 @@ pub mod batch_part {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
             ::capnp::word(112, 110, 112, 58, 66, 97, 116, 99),
-            ::capnp::word(104, 80, 97, 114, 116, 0, 0, 0),
+            ::capnp::word(104, 83, 104, 97, 114, 101, 0, 0),
             ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -5863,7 +5863,7 @@ pub mod batch_part {
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0];
-        pub(crate) const TYPE_ID: u64 = 0xf2fd_b22f_43b5_2e5b;
+        pub(crate) const TYPE_ID: u64 = 0xd05f_11d7_dbcc_7405;
     }
 }
 
@@ -5989,7 +5989,7 @@ pub mod sampled {
             self.reader.get_data_field::<f64>(2)
         }
         #[inline]
-        pub fn get_state(self) -> ::capnp::Result<crate::innet_capnp::part_state::Reader<'a>> {
+        pub fn get_state(self) -> ::capnp::Result<crate::innet_capnp::share_state::Reader<'a>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(6), ::core::option::Option::None)
         }
         #[inline]
@@ -6171,15 +6171,15 @@ pub mod sampled {
             self.builder.set_data_field::<f64>(2, value);
         }
         #[inline]
-        pub fn get_state(self) -> ::capnp::Result<crate::innet_capnp::part_state::Builder<'a>> {
+        pub fn get_state(self) -> ::capnp::Result<crate::innet_capnp::share_state::Builder<'a>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(6), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_state(&mut self, value: crate::innet_capnp::part_state::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_state(&mut self, value: crate::innet_capnp::share_state::Reader<'_>) -> ::capnp::Result<()> {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(6), value, false)
         }
         #[inline]
-        pub fn init_state(self, ) -> crate::innet_capnp::part_state::Builder<'a> {
+        pub fn init_state(self, ) -> crate::innet_capnp::share_state::Builder<'a> {
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(6), 0)
         }
         #[inline]
@@ -6195,7 +6195,7 @@ pub mod sampled {
         }
     }
     impl Pipeline  {
-        pub fn get_state(&self) -> crate::innet_capnp::part_state::Pipeline {
+        pub fn get_state(&self) -> crate::innet_capnp::share_state::Pipeline {
             ::capnp::capability::FromTypelessPipeline::new(self._typeless.get_pointer_field(6))
         }
     }
@@ -6390,7 +6390,7 @@ pub mod sampled {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(115, 116, 97, 116, 101, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(203, 29, 202, 133, 235, 234, 207, 163),
+            ::capnp::word(5, 247, 253, 169, 252, 141, 181, 225),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
@@ -6408,7 +6408,7 @@ pub mod sampled {
                 6 => <::capnp::primitive_list::Owned<u16> as ::capnp::introspect::Introspect>::introspect(),
                 7 => <u64 as ::capnp::introspect::Introspect>::introspect(),
                 8 => <f64 as ::capnp::introspect::Introspect>::introspect(),
-                9 => <crate::innet_capnp::part_state::Owned as ::capnp::introspect::Introspect>::introspect(),
+                9 => <crate::innet_capnp::share_state::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
         }
@@ -6429,7 +6429,7 @@ pub mod sampled {
     }
 }
 
-pub mod part_state {
+pub mod share_state {
     #[derive(Copy, Clone)]
     pub struct Owned(());
     impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
@@ -6665,20 +6665,20 @@ pub mod part_state {
     mod _private {
         pub(crate) static ENCODED_NODE: [::capnp::Word; 158] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(203, 29, 202, 133, 235, 234, 207, 163),
+            ::capnp::word(5, 247, 253, 169, 252, 141, 181, 225),
             ::capnp::word(12, 0, 0, 0, 1, 0, 7, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
             ::capnp::word(0, 0, 7, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 178, 0, 0, 0),
+            ::capnp::word(21, 0, 0, 0, 186, 0, 0, 0),
             ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(25, 0, 0, 0, 255, 1, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 80, 97, 114, 116),
-            ::capnp::word(83, 116, 97, 116, 101, 0, 0, 0),
+            ::capnp::word(112, 110, 112, 58, 83, 104, 97, 114),
+            ::capnp::word(101, 83, 116, 97, 116, 101, 0, 0),
             ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
             ::capnp::word(36, 0, 0, 0, 3, 0, 4, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -6850,7 +6850,7 @@ pub mod part_state {
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5,6,7,8];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[4,5,2,8,6,0,7,3,1];
-        pub(crate) const TYPE_ID: u64 = 0xa3cf_eaeb_85ca_1dcb;
+        pub(crate) const TYPE_ID: u64 = 0xe1b5_8dfc_a9fd_f705;
     }
 }
 

@@ -12,7 +12,7 @@ pub use call::{Call, Capacity, Chance, ChunkCall, ItemCall, PushCall, Table, Wri
 use ledger::{Step, TABLES, TableLedger, pack, table_config};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
-    BatchPart, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
+    BatchShare, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
 };
 use replay_core::table::{Attempt, Turn};
 use replay_server::reply_budget::ReplyBudgets;
@@ -130,7 +130,7 @@ impl World {
                     after,
                     allow_short,
                     min_probability,
-                    part: (part < 40).then_some(BatchPart { take: part }),
+                    share: (part < 40).then_some(BatchShare { take: part }),
                     definition: 0,
                 };
                 self.sample(table, request, delivered);

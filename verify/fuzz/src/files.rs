@@ -206,7 +206,7 @@ pub fn restore(edits: &[Edit]) {
             after: 1,
             allow_short: true,
             min_probability: true,
-            part: None,
+            share: None,
             definition: 0,
         };
         let replay: &dyn Replay = &*memory;

@@ -220,7 +220,7 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         after: 0,
         allow_short: random.random_bool(0.3),
         min_probability: random.random_bool(0.3),
-        part: None,
+        share: None,
         definition: 0,
     };
     // Starts of servers and version of the last put.

@@ -327,7 +327,7 @@ impl Trial {
 
 /// A request for single steps of the trial's own table, fewer where there are fewer.
 fn request(count: u32) -> SampleRequest {
-    SampleRequest { count, before: 0, after: 0, allow_short: true, min_probability: false, part: None, definition: 0 }
+    SampleRequest { count, before: 0, after: 0, allow_short: true, min_probability: false, share: None, definition: 0 }
 }
 
 fn open(

@@ -9,7 +9,7 @@ use base::random::random_number;
 use base::sync::lock;
 use base::system;
 use base::wait::Wait;
-use replay_core::replay::{PartState, Replay, SampledItem};
+use replay_core::replay::{Replay, SampledItem, ShareState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_link::error::{Error, Result};
@@ -149,7 +149,7 @@ impl Group {
     }
 
     /// Records the server of ids, by the number of its table and by earlier numbers of restored items.
-    pub fn note_numbers(&self, shard: usize, state: PartState, items: &[SampledItem]) {
+    pub fn note_numbers(&self, shard: usize, state: ShareState, items: &[SampledItem]) {
         let mut numbers = lock(&self.numbers);
         let restored = items.iter().map(|item| IdSpace::number_of(item.id));
         let mut last = None;

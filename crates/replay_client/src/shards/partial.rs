@@ -6,13 +6,13 @@ use bytes::Bytes;
 
 use base::allocation::{self, OutOfMemory};
 use base::system;
-use replay_core::replay::{PartState, Sampled};
+use replay_core::replay::{Sampled, ShareState};
 
 /// A server's answer about its table.
 #[derive(Clone, Copy)]
 pub struct Seen {
     /// The state.
-    pub state: PartState,
+    pub state: ShareState,
     /// Live items with a priority above zero.
     pub with_priority: u64,
     /// Smallest probability of an item there.
@@ -168,7 +168,7 @@ impl PartialBatch {
         let length = self.arrived.iter().map(|(_, share)| share.rows.len()).sum();
         let mut rows = allocation::with_capacity("a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
-        let parts = self.arrived.iter().map(|(_, share)| share.items.len()).collect();
+        let shares = self.arrived.iter().map(|(_, share)| share.items.len()).collect();
         for (shard, part) in self.arrived {
             let share = self.shares[shard];
             rows.extend_from_slice(&part.rows);
@@ -191,7 +191,7 @@ impl PartialBatch {
             state: None,
             rows: Bytes::from(rows),
             blobs,
-            parts,
+            shares,
             credit: None,
         })
     }
@@ -207,7 +207,7 @@ mod tests {
     fn answers<const N: usize>(totals: [f64; N]) -> [Option<Seen>; N] {
         totals.map(|total_priority| {
             Some(Seen {
-                state: PartState {
+                state: ShareState {
                     number: 0,
                     total_priority,
                     items: 4,
@@ -234,7 +234,7 @@ mod tests {
             state: None,
             rows: Bytes::new(),
             blobs: Vec::new(),
-            parts: Vec::new(),
+            shares: Vec::new(),
             credit: None,
         }
     }

@@ -17,7 +17,7 @@ use super::shard_link::ShardLink;
 use base::random::random_number;
 use base::system;
 use base::wait::Wait;
-use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
+use replay_core::replay::{BatchShare, Replay, SampleChannel, SampleRequest, Sampled};
 use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
@@ -278,7 +278,7 @@ impl ShardedSamples {
     }
 
     fn send(&mut self, shard: usize, batch: u64, (count, take): (u32, u32), wait: &Wait<'_>) -> Result<()> {
-        let request = SampleRequest { count, part: Some(BatchPart { take }), ..self.request };
+        let request = SampleRequest { count, share: Some(BatchShare { take }), ..self.request };
         if let Some(round_trip) = self.links[shard].send(&self.table, batch, request, wait)? {
             self.pipelining.round_trip = self.pipelining.round_trip.max(round_trip);
         }

@@ -45,7 +45,7 @@ impl ShareRequest {
 
     /// Samples requested from the rate limiter.
     fn take(&self) -> u32 {
-        self.request.part.map_or(0, |part| part.take)
+        self.request.share.map_or(0, |share| share.take)
     }
 }
 

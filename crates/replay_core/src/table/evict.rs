@@ -78,7 +78,7 @@ impl Table {
 
     /// Resets the limiter and the largest priority, and returns the number of the next chunk to arrive.
     fn begin_to_empty(&self) -> Result<u64> {
-        let arrivals = self.lock_arrivals()?;
+        let arrivals = self.lock_inserts()?;
         self.limiter.reset();
         self.max_priority.reset(self.counters.inserted_steps.load(Ordering::Relaxed));
         Ok(arrivals.end())
@@ -86,7 +86,7 @@ impl Table {
 
     /// Removes at most [`EVICTED_AT_ONCE`] of the oldest chunks before `end`, and returns whether there were any. `removed` is a buffer.
     fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
-        let mut arrivals = self.lock_arrivals()?;
+        let mut arrivals = self.lock_inserts()?;
         while removed.len() < EVICTED_AT_ONCE && arrivals.first < end {
             let Some((handle, oldest)) = arrivals.pop(&self.chunks) else { break };
             for &id in lock(&oldest.items).iter() {
@@ -163,7 +163,7 @@ mod tests {
         let push = tests::push(sequence, Some(priority));
         let pushed = table.try_push(&push, &mut Turn::default());
         assert!(matches!(pushed, Ok(Attempt::Ready(_))));
-        let arrivals = table.lock_arrivals().unwrap();
+        let arrivals = table.lock_inserts().unwrap();
         let newest = arrivals.get(arrivals.end() - 1).unwrap();
         lock(&table.chunks.pin(newest).unwrap().items)[0]
     }

@@ -5,7 +5,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::ids::ItemId;
 use super::items::Items;
-use super::samplers::order::{LockedOrder, RankBy};
+use super::samplers::ranking::{LockedRanking, RankBy};
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
@@ -16,18 +16,18 @@ pub struct MaxPriority {
     /// Locked while an update raises `ever`, so that an update from before a reset cannot raise it afterwards.
     emptied_at: Mutex<u64>,
     /// Items by priority, with `live_max_priority`.
-    live: Option<LockedOrder>,
+    live: Option<LockedRanking>,
 }
 
 impl MaxPriority {
     pub fn new(config: &TableConfig) -> Self {
-        let live = config.live_max_priority.then(|| LockedOrder::new(config, RankBy::Highest));
+        let live = config.live_max_priority.then(|| LockedRanking::new(config, RankBy::Highest));
         MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live }
     }
 
     pub fn bytes(config: &TableConfig) -> u64 {
         match config.live_max_priority {
-            true => LockedOrder::bytes(config),
+            true => LockedRanking::bytes(config),
             false => 0,
         }
     }

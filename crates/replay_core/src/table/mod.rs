@@ -73,6 +73,7 @@ pub struct Table {
     format: RowFormat,
     items: Items,
     chunks: Chunks,
+    /// Under the insert lock.
     arrivals: Mutex<Arrivals>,
     writers: Writers,
     sampler: Box<dyn ItemSampler>,
@@ -191,7 +192,7 @@ impl Table {
     }
 
     /// Takes the insert lock.
-    fn lock_arrivals(&self) -> Result<MutexGuard<'_, Arrivals>> {
+    fn lock_inserts(&self) -> Result<MutexGuard<'_, Arrivals>> {
         self.arrivals.lock().map_err(|_| self.failed())
     }
 

@@ -124,7 +124,7 @@ impl Table {
                 writer.identity.name
             )));
         }
-        let first_arrival = self.lock_arrivals()?.first;
+        let first_arrival = self.lock_inserts()?.first;
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {

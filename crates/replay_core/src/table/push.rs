@@ -116,7 +116,7 @@ impl Table {
         };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
-            let mut arrivals = self.lock_arrivals()?;
+            let mut arrivals = self.lock_inserts()?;
             let room = self.make_room(&mut arrivals, &prepared, &mut evicted);
             let placed = room.and_then(|enough| Ok(enough && self.place(&mut arrivals, &mut prepared)?));
             if let Ok(true) = placed {

@@ -17,7 +17,7 @@ impl Table {
     pub fn read_steps(&self, request: &ReadSteps) -> Result<StepsRead> {
         self.check_open()?;
         let mut at = request.from;
-        let arrivals = self.lock_arrivals()?;
+        let arrivals = self.lock_inserts()?;
         if at.end == 0 {
             // Of a table that has had no steps, as later ones would be read otherwise.
             (at.number, at.end) = (arrivals.number, arrivals.end().max(1));
@@ -63,7 +63,7 @@ impl Table {
     /// Numbers and handles of a few chunks, from the number `next` up to `end`, exclusive. `next` becomes the number after them.
     pub(super) fn name_chunks(&self, next: &mut u64, end: u64) -> Result<Vec<(u64, Handle)>> {
         let mut named = Vec::with_capacity(NAMED_AT_ONCE);
-        let arrivals = self.lock_arrivals()?;
+        let arrivals = self.lock_inserts()?;
         *next = arrivals.first.max(*next);
         while *next < end && named.len() < NAMED_AT_ONCE {
             named.extend(arrivals.get(*next).map(|handle| (*next, handle)));

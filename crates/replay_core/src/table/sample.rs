@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
-use crate::replay::{BatchPart, PartState, SampleRequest, Sampled, SampledItem};
+use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
 use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
@@ -25,7 +25,7 @@ use base::error::check_size;
 
 use super::ids::ItemId;
 use super::items::{ItemRows, Metadata};
-use super::samplers::{EQUAL_MASS, Ordered, Taken, Total};
+use super::samplers::{EQUAL_MASS, FirstOfRanking, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
 use super::undelivered::Undelivered;
 use super::{Attempt, Table, Turn};
@@ -101,7 +101,7 @@ impl Table {
     /// whole. The other samplers take the first item of their order with probability 1, as often as `max_times_sampled` allows, then
     /// the next one.
     ///
-    /// A part of a batch ([`SampleRequest::part`]) never waits.
+    /// A share of a batch ([`SampleRequest::share`]) never waits.
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
@@ -117,8 +117,8 @@ impl Table {
     ) -> Result<Attempt<Sampled>> {
         self.check_open()?;
         self.check_request(request)?;
-        if let Some(part) = request.part {
-            return Ok(Attempt::Ready(self.sample_part(request, part)?));
+        if let Some(share) = request.share {
+            return Ok(Attempt::Ready(self.sample_share(request, share)?));
         }
         let short = request.allow_short && last_try;
         let waited = turn.waits();
@@ -136,15 +136,15 @@ impl Table {
                 difference: "it was made again with other columns or another view".to_owned(),
             });
         }
-        if let Some(part) = request.part {
-            if self.sampler.order().is_some() {
+        if let Some(share) = request.share {
+            if self.sampler.first_of_ranking().is_some() {
                 return Err(Error::Config(format!(
                     "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
                      sampler \"prioritized\" or \"uniform\", or connect to one server",
                     self.config.name
                 )));
             }
-            return sum_tree::check_samples(request.count.max(part.take).max(1));
+            return sum_tree::check_samples(request.count.max(share.take).max(1));
         }
         sum_tree::check_samples(request.count)?;
         if request.allow_short {
@@ -213,7 +213,7 @@ impl Table {
                 )));
             }
         }
-        let (live_items, min_probability) = match self.sampler.order() {
+        let (live_items, min_probability) = match self.sampler.first_of_ranking() {
             Some(order) => {
                 sampling.take_in_order(order)?;
                 (live, request.min_probability.then_some(1.0))
@@ -242,11 +242,11 @@ impl Table {
         Ok(Attempt::Ready(sampling.finish(live_items, min_probability)?))
     }
 
-    /// Samples a part of a batch: what there is now. The client asks other memories for the rest.
-    fn sample_part(self: &Arc<Self>, request: &SampleRequest, part: BatchPart) -> Result<Sampled> {
+    /// Samples a share of a batch: what there is now. The client asks other memories for the rest.
+    fn sample_share(self: &Arc<Self>, request: &SampleRequest, share: BatchShare) -> Result<Sampled> {
         // Whole samples that wait here come first.
         let is_free = !self.held.samples.is_waited();
-        let admitted = self.limiter.admit_up_to(if is_free { part.take } else { 0 });
+        let admitted = self.limiter.admit_up_to(if is_free { share.take } else { 0 });
         let taken = admitted.items;
         let mut sampling = Sampling::new(self, request, admitted);
         let count = if is_free || !self.items.limits_samples() { request.count } else { 0 };
@@ -262,7 +262,7 @@ impl Table {
         let mut sampled = sampling.finish(live_items, min_probability)?;
         // Items that are being pushed have no mass yet, which is not the same as priorities of 0.
         let counts = total.units > 0 || self.is_massless()?;
-        sampled.state = Some(PartState {
+        sampled.state = Some(ShareState {
             number: self.number(),
             total_priority: total.priority,
             items: if counts { self.items.live() } else { 0 },
@@ -279,7 +279,7 @@ impl Table {
     /// Whether there are items and none has mass, for a sample that found nothing. Takes the insert lock, the only one of a prioritized
     /// sample: a push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> Result<bool> {
-        let _no_births_or_evictions = self.lock_arrivals()?;
+        let _no_births_or_evictions = self.lock_inserts()?;
         // The mass first: batches that settle meanwhile may take the last items with them.
         Ok(self.items.without_mass(1) && self.items.live() > 0)
     }
@@ -382,7 +382,7 @@ impl<'a> Sampling<'a> {
     }
 
     /// Samples the first items of an order, each until it has no sample left.
-    fn take_in_order(&mut self, order: &Ordered) -> Result<()> {
+    fn take_in_order(&mut self, order: &FirstOfRanking) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         order.offer(self.batch.reserved, |id| {
             let metadata = items.metadata(id.slot);
@@ -551,8 +551,8 @@ impl<'a> Sampling<'a> {
             state: None,
             rows: Bytes::from(rows),
             blobs,
-            parts: Vec::new(),
-            credit: self.batch.sampled(self.request.part.is_some()),
+            shares: Vec::new(),
+            credit: self.batch.sampled(self.request.share.is_some()),
         })
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct SavePoint {
 impl Drop for SavePoint {
     fn drop(&mut self) {
         // An error is a table that has failed.
-        if let Ok(mut arrivals) = self.table.lock_arrivals() {
+        if let Ok(mut arrivals) = self.table.lock_inserts() {
             arrivals.after_save_point = None;
         }
     }
@@ -53,7 +53,7 @@ impl Table {
     /// a table at a time.
     pub(crate) fn save_point(self: Arc<Self>, with_writers: bool) -> Result<SavePoint> {
         let (end, state, writers) = self.writers.between_pushes(|open| {
-            let (end, state) = self.note(&mut *self.lock_arrivals()?);
+            let (end, state) = self.note(&mut *self.lock_inserts()?);
             let records = || open.iter().map(|(number, writer)| writer.record(*number)).collect();
             Ok::<_, Error>((end, state, with_writers.then(records)))
         })?;
@@ -78,7 +78,7 @@ impl Table {
         }
         table.save_chunks(point.end, &mut saved, out)?;
         table.save_items(point, &saved, out)?;
-        let arrivals = table.lock_arrivals()?;
+        let arrivals = table.lock_inserts()?;
         let (first, number) = (arrivals.first, arrivals.number);
         drop(arrivals);
         let evicted_chunks = saved.arrivals.partition_point(|&arrival| arrival < first);
@@ -146,7 +146,7 @@ impl Table {
         if born != taken {
             return Ok(born < taken);
         }
-        let arrivals = self.lock_arrivals()?;
+        let arrivals = self.lock_inserts()?;
         let after = arrivals.after_save_point.as_ref();
         Ok(after.is_none_or(|after| !after.items.contains(&id)))
     }
@@ -267,6 +267,6 @@ mod tests {
             }
         }
         assert_eq!((chunks, items), (1, 1));
-        assert!(table.lock_arrivals().unwrap().after_save_point.is_none());
+        assert!(table.lock_inserts().unwrap().after_save_point.is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
-//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. `order` mixes
-//! the parts of a batch.
+//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. [`mix`](crate::mix) mixes
+//! the shares of a batch.
 
 mod batch;
 mod decode;

@@ -7,7 +7,7 @@ mod support;
 #[path = "../../examples/fill_sample_update.rs"]
 mod example;
 
-mod batch_parts;
+mod batch_shares;
 mod damaged_snapshots;
 mod eviction;
 mod ids;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use replay_core::replay::{BatchPart, SampleRequest, Sampled};
+use replay_core::replay::{BatchShare, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::table::{Attempt, Table, Turn};
 use replay_core::{Error, TableConfig};
@@ -45,7 +45,7 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
         actor.push(chunk(0, &[4.0, 9.0, 0.0]));
         let stats = actor.table.stats()["total_priority"].clone();
         if let Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased = sampler {
-            let part = SampleRequest { part: Some(BatchPart { take: 0 }), ..request(0) };
+            let part = SampleRequest { share: Some(BatchShare { take: 0 }), ..request(0) };
             let state = sample_as(&actor.table, &part).state.unwrap();
             assert_eq!(Some(state.total_priority), stats.as_f64(), "{sampler:?}");
         }

@@ -258,7 +258,7 @@ proptest! {
             state: None,
             rows: Bytes::from(rows),
             blobs: segments.into_iter().map(Bytes::from).collect(),
-            parts: Vec::new(),
+            shares: Vec::new(),
             credit: None,
         };
         if let Ok(batch) = decoder_of(codec, &view).decode(&sampled, 0.4) {

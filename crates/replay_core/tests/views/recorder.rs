@@ -158,7 +158,7 @@ impl Stored {
             state: None,
             rows: Bytes::from(rows),
             blobs: segments,
-            parts: Vec::new(),
+            shares: Vec::new(),
             credit: None,
         }
     }

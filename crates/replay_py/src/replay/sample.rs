@@ -24,14 +24,14 @@ use super::PyReplay;
 use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
-use crate::decoded_sample::{DecodedSamples, Reading, TableShare};
+use crate::decoded_sample::{SampleSource, TableDecoder, TableShare};
 use crate::definition::{self, TablesArgument};
 use crate::interpreter::Call;
 use crate::writer::PyWriter;
 use crate::{array, error, integer, torch, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
-pub(super) type Decoders = HashMap<String, Vec<Arc<Reading>>>;
+pub(super) type Decoders = HashMap<String, Vec<Arc<TableDecoder>>>;
 
 /// Number of decoders kept for each table.
 const DECODERS_PER_TABLE: usize = 8;
@@ -58,31 +58,31 @@ impl PyReplay {
     }
 
     /// Decoder for samples of a table, cached by view and options.
-    fn reading(
+    fn decoder(
         &self,
         py: Python<'_>,
         table: &str,
         view: Option<&ViewSpec>,
         options: DecodeOptions,
         deadline: Option<Instant>,
-    ) -> PyResult<Arc<Reading>> {
-        let fits = |reading: &&Arc<Reading>| reading.fits(view, options);
+    ) -> PyResult<Arc<TableDecoder>> {
+        let fits = |decoder: &&Arc<TableDecoder>| decoder.fits(view, options);
         let known = self.decoders().get(table).and_then(|kept| kept.iter().find(fits).cloned());
-        if let Some(reading) = known {
-            return Ok(reading);
+        if let Some(decoder) = known {
+            return Ok(decoder);
         }
-        let reading = self.backend.call_until(py, deadline, |backend, wait| {
+        let decoder = self.backend.call_until(py, deadline, |backend, wait| {
             let config = backend.replay.table_config(table, wait)?;
-            Reading::new(config, view.cloned(), options).map(Arc::new)
+            TableDecoder::new(config, view.cloned(), options).map(Arc::new)
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
-        kept.retain(|reading| !reading.is_outdated());
+        kept.retain(|decoder| !decoder.is_outdated());
         if kept.len() == DECODERS_PER_TABLE {
             kept.remove(0);
         }
-        kept.push(reading.clone());
-        Ok(reading)
+        kept.push(decoder.clone());
+        Ok(decoder)
     }
 
     /// Ids and priorities by table. In a mix, an id goes to the tables that sampled ids with its table number, or else to all.
@@ -100,7 +100,7 @@ impl PyReplay {
         let decoders = self.decoders();
         let numbers = |name| -> Vec<u16> {
             let kept = decoders.get(name).into_iter().flatten();
-            kept.flat_map(|reading| reading.table_numbers()).collect()
+            kept.flat_map(|decoder| decoder.table_numbers()).collect()
         };
         let known: Vec<_> = tables.names().map(|name| (name, numbers(name))).collect();
         let routed = known.iter().map(|(name, own)| {
@@ -125,7 +125,7 @@ impl PyReplay {
         allow_short: bool,
         threads: Option<usize>,
         deadline: Option<Instant>,
-    ) -> PyResult<DecodedSamples> {
+    ) -> PyResult<SampleSource> {
         let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
         let normalization = error::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
@@ -133,24 +133,24 @@ impl PyReplay {
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
         let mut shares: Vec<TableShare> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
-            let reading = self.reading(py, table, view.as_ref(), options, deadline)?;
+            let decoder = self.decoder(py, table, view.as_ref(), options, deadline)?;
             if tables.mixed {
-                reading.check_mixed().map_err(|error| error::to_python(py, error))?;
+                decoder.check_mixed().map_err(|error| error::to_python(py, error))?;
             }
             if let Some(first) = shares.first() {
-                let same = first.reading.check_same_arrays(&reading);
+                let same = first.decoder.check_same_arrays(&decoder);
                 same.map_err(|error| error::to_python(py, error))?;
             }
             let request = SampleRequest {
                 allow_short,
                 min_probability: normalization == Normalization::Memory,
-                ..SampleRequest::new(count, &reading.view)
+                ..SampleRequest::new(count, &decoder.view)
             };
-            shares.push(TableShare::new(table, request, reading));
+            shares.push(TableShare::new(table, request, decoder));
         }
         let backend = self.backend.get(py)?;
         let local = backend.client.is_none();
-        Ok(DecodedSamples { replay: backend.replay, local, shares, mixed: tables.mixed })
+        Ok(SampleSource { replay: backend.replay, local, shares, mixed: tables.mixed })
     }
 }
 

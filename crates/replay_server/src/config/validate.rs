@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{FRAMES, MAX_CONNECTIONS, MAX_IO_THREADS, ServerConfig};
 use crate::plugin;
-use replay_core::schema::{DEFAULT_PRIORITY_EXPONENT, Sampler};
+use replay_core::schema::DEFAULT_PRIORITY_EXPONENT;
 use replay_link::error::{Error, Result, io_error, refuse};
 use replay_link::stack::plugged::alternatives;
 use replay_link::stack::{Address, StackName};
@@ -91,14 +91,12 @@ impl ServerConfig {
                     "slack of table {name:?} is set without samples_per_insert: set both, or leave it out"
                 ));
             }
-            let ordered = matches!(table.sampler, Sampler::Uniform | Sampler::Fifo | Sampler::Lifo);
-            if table.live_max_priority && ordered {
+            if table.live_max_priority && !table.sampler.uses_priorities() {
                 return refuse(format!(
                     "live_max_priority of table {name:?} is set, but its sampler uses no priorities: leave it out"
                 ));
             }
-            let raised = matches!(table.sampler, Sampler::Prioritized | Sampler::RankBased);
-            if !raised && table.priority_exponent != DEFAULT_PRIORITY_EXPONENT {
+            if !table.sampler.uses_exponent() && table.priority_exponent != DEFAULT_PRIORITY_EXPONENT {
                 return refuse(format!(
                     "priority_exponent of table {name:?} is set, but its sampler uses none: leave it out"
                 ));

@@ -17,7 +17,7 @@ use base::error::check_size;
 use replay_core::table::{Attempt, Turn};
 use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
-use replay_wire::{Extension, ReplyBody, RequestBody};
+use replay_wire::{Extension, ReplyBody, ReplySize, RequestBody};
 
 /// One connection's requests and extension sessions.
 pub struct Dispatcher<'a> {
@@ -95,7 +95,7 @@ impl<'a> Dispatcher<'a> {
 
     /// Whether a blocked request waits for unread replies, not for its table.
     pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
-        request.has_large_reply() && !turn.waits()
+        request.reply_size() != ReplySize::Few && !turn.waits()
     }
 
     fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {

@@ -17,7 +17,7 @@ pub struct Tables {
     /// Names of the tables in the server's own configuration.
     configured: HashSet<String>,
     /// One request at a time: more threads would only wait for each other.
-    pub turn: Mutex<()>,
+    pub one_at_a_time: Mutex<()>,
 }
 
 impl Tables {
@@ -32,7 +32,7 @@ impl Tables {
         Ok(Arc::new(Tables {
             memory,
             configured: configured.iter().map(|table| table.name.clone()).collect(),
-            turn: Mutex::default(),
+            one_at_a_time: Mutex::default(),
         }))
     }
 

@@ -65,11 +65,22 @@ pub struct Reply {
 /// Proof of a token; `None` without one.
 pub type Proof = Option<[u8; 32]>;
 
-/// Generates [`RequestBody`] from kinds of requests, each with its name, content and lowest role, and [`ReplyBody`] from kinds of replies,
+/// Size of the reply to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplySize {
+    /// A few bytes.
+    Few,
+    /// A few kilobytes, that grow with the memory: statistics, a list.
+    Report,
+    /// Any number. It counts as used memory of the server until the client has read it.
+    Large,
+}
+
+/// Generates [`RequestBody`] from kinds of requests, each with its name, content, lowest role and size of its reply, and [`ReplyBody`] from kinds of replies,
 /// each with its name and content.
 macro_rules! kinds {
     (
-        requests: $($(#[$about:meta])* $name:literal $request:ident $(($content:ty))? from $role:ident,)+
+        requests: $($(#[$about:meta])* $name:literal $request:ident $(($content:ty))? from $role:ident replies $size:ident,)+
         replies: $($(#[$about_reply:meta])* $reply_name:literal $reply:ident($reply_content:ty),)+
     ) => {
         /// Kinds of requests. Each may be answered by [`ReplyBody::Error`].
@@ -91,6 +102,11 @@ macro_rules! kinds {
             /// The lowest role that may make the request.
             pub fn role(&self) -> Role {
                 match self { $(RequestBody::$request { .. } => Role::$role,)+ }
+            }
+
+            /// Size of its reply.
+            pub fn reply_size(&self) -> ReplySize {
+                match self { $(RequestBody::$request { .. } => ReplySize::$size,)+ }
             }
         }
 
@@ -161,12 +177,6 @@ impl RequestBody {
             Hello(_) | Authenticate(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_)
             | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => None,
         }
-    }
-
-    /// Whether its reply may be large: it then counts as used memory of the server until the client has read it.
-    pub fn has_large_reply(&self) -> bool {
-        use RequestBody::{GetParameters, List, ReadSteps, Sample, Stats};
-        matches!(self, Sample(_) | ReadSteps(_) | GetParameters(_) | Stats | List)
     }
 
     /// Reads the message.
@@ -321,45 +331,45 @@ fn read_proof(proof: capnp::Result<&[u8]>) -> Result<Proof> {
 kinds! {
     requests:
     /// Starts a connection.
-    "hello" Hello(Hello) from Actor,
+    "hello" Hello(Hello) from Actor replies Few,
     /// Ends the handshake, with the client's proof.
-    "authenticate" Authenticate(Proof) from Actor,
+    "authenticate" Authenticate(Proof) from Actor replies Few,
     /// Makes a table.
-    "create_table" CreateTable(TableConfig) from Learner,
+    "create_table" CreateTable(TableConfig) from Learner replies Few,
     /// Definition of a table, by name.
-    "describe_table" DescribeTable(String) from Actor,
+    "describe_table" DescribeTable(String) from Actor replies Few,
     /// Removes the steps and items of a table, by name.
-    "empty_table" EmptyTable(String) from Operator,
+    "empty_table" EmptyTable(String) from Operator replies Few,
     /// Removes a table, by name.
-    "drop_table" DropTable(String) from Operator,
+    "drop_table" DropTable(String) from Operator replies Few,
     /// Opens or takes over a writer.
-    "open_writer" OpenWriter(OpenOrResume) from Actor,
+    "open_writer" OpenWriter(OpenOrResume) from Actor replies Few,
     /// Steps and items of a writer.
-    "push" Push(Push) from Actor,
+    "push" Push(Push) from Actor replies Few,
     /// Samples items.
-    "sample" Sample(SampleRequest) from Learner,
+    "sample" Sample(SampleRequest) from Learner replies Large,
     /// Sets priorities of items.
-    "update_priorities" UpdatePriorities(UpdatePriorities) from Learner,
+    "update_priorities" UpdatePriorities(UpdatePriorities) from Learner replies Few,
     /// Reads stored steps, in the order of their arrival.
-    "read_steps" ReadSteps(ReadSteps) from Learner,
+    "read_steps" ReadSteps(ReadSteps) from Learner replies Large,
     /// Removes an item whose blob does not decode: learners could also disable it with priority 0, and would otherwise sample it repeatedly.
-    "report_corrupt" ReportCorrupt(ReportCorrupt) from Learner,
+    "report_corrupt" ReportCorrupt(ReportCorrupt) from Learner replies Few,
     /// Stores parameters.
-    "put_parameters" PutParameters(PutParameters) from Learner,
+    "put_parameters" PutParameters(PutParameters) from Learner replies Few,
     /// Removes parameters, by name. The next put continues their version numbers.
-    "drop_parameters" DropParameters(String) from Operator,
+    "drop_parameters" DropParameters(String) from Operator replies Few,
     /// Reads the newest parameters.
-    "get_parameters" GetParameters(GetParameters) from Actor,
+    "get_parameters" GetParameters(GetParameters) from Actor replies Large,
     /// Counters and gauges.
-    "stats" Stats from Actor,
+    "stats" Stats from Actor replies Report,
     /// All tables and parameters. Actors may ask, as `DescribeTable` and `Stats` show them the same definitions and versions.
-    "list" List from Actor,
+    "list" List from Actor replies Report,
     /// Saves the server's memory.
-    "snapshot" Snapshot from Operator,
+    "snapshot" Snapshot from Operator replies Few,
     /// Closes a writer.
-    "close_writer" CloseWriter(CloseWriter) from Actor,
+    "close_writer" CloseWriter(CloseWriter) from Actor replies Few,
     /// A message to an extension of the server.
-    "call_extension" CallExtension(Extension) from Learner,
+    "call_extension" CallExtension(Extension) from Learner replies Few,
 
     replies:
     /// The answer to `Hello`.

@@ -3,17 +3,17 @@
 use crate::error::{Error, Result};
 use crate::fields::{COPIED, Rest};
 use crate::innet_capnp as wire;
-use replay_core::replay::{BatchPart, PartState, SampleRequest, Sampled, SampledItem};
+use replay_core::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
 
 pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {
-    let part = |part: wire::batch_part::Reader<'_>| BatchPart { take: part.get_take() };
+    let share = |share: wire::batch_share::Reader<'_>| BatchShare { take: share.get_take() };
     Ok(SampleRequest {
         count: from.get_count(),
         before: from.get_before(),
         after: from.get_after(),
         allow_short: from.get_allow_short(),
         min_probability: from.get_min_probability(),
-        part: from.has_part().then(|| from.get_part().map(part)).transpose()?,
+        share: from.has_share().then(|| from.get_share().map(share)).transpose()?,
         definition: from.get_definition(),
     })
 }
@@ -25,8 +25,8 @@ pub fn write(request: &SampleRequest, mut out: wire::sample::Builder<'_>) {
     out.set_allow_short(request.allow_short);
     out.set_min_probability(request.min_probability);
     out.set_definition(request.definition);
-    if let Some(part) = request.part {
-        out.init_part().set_take(part.take);
+    if let Some(share) = request.share {
+        out.init_share().set_take(share.take);
     }
 }
 
@@ -47,7 +47,7 @@ pub fn read_sampled(from: wire::sampled::Reader<'_>, rest: &Rest) -> Result<Samp
         state: from.has_state().then(|| from.get_state().map(read_state)).transpose()?,
         rows,
         blobs: vec![blobs],
-        parts: Vec::new(),
+        shares: Vec::new(),
         credit: None,
     })
 }
@@ -91,8 +91,8 @@ fn each<T>(items: &[SampledItem], field: impl Fn(&SampledItem) -> T) -> Vec<T> {
     items.iter().map(field).collect()
 }
 
-fn read_state(from: wire::part_state::Reader<'_>) -> PartState {
-    PartState {
+fn read_state(from: wire::share_state::Reader<'_>) -> ShareState {
+    ShareState {
         number: from.get_number(),
         total_priority: from.get_total_priority(),
         items: from.get_items(),
@@ -105,7 +105,7 @@ fn read_state(from: wire::part_state::Reader<'_>) -> PartState {
     }
 }
 
-fn write_state(state: &PartState, mut out: wire::part_state::Builder<'_>) {
+fn write_state(state: &ShareState, mut out: wire::share_state::Builder<'_>) {
     out.set_number(state.number);
     out.set_total_priority(state.total_priority);
     out.set_items(state.items);

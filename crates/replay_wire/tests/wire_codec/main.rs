@@ -231,7 +231,7 @@ fn rows_beyond_the_payload_are_refused() {
         state: None,
         rows: Bytes::from_static(b"four"),
         blobs: vec![],
-        parts: Vec::new(),
+        shares: Vec::new(),
         credit: None,
     };
     let outgoing = encode_reply(Reply { id: 1, body: ReplyBody::Sampled(sampled) }).unwrap();

@@ -120,7 +120,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                     after,
                     allow_short,
                     min_probability,
-                    part: part.map(|take| BatchPart { take }),
+                    share: part.map(|take| BatchShare { take }),
                     definition,
                 })
             }
@@ -193,7 +193,7 @@ pub enum Answer {
         items: Vec<SampledItem>,
         live_items: u64,
         min: Option<f64>,
-        state: Option<PartState>,
+        state: Option<ShareState>,
         rows: Bytes,
         blobs: Vec<Bytes>,
     },
@@ -241,7 +241,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                     items,
                     live_items,
                     min,
-                    state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| PartState {
+                    state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| ShareState {
                         number,
                         total_priority: items as f64,
                         items,
@@ -297,7 +297,7 @@ pub fn body(answer: Answer) -> ReplyBody {
             state,
             rows,
             blobs,
-            parts: Vec::new(),
+            shares: Vec::new(),
             credit: None,
         }),
         Answer::Error(code, message, reason) => ReplyBody::Error { code, message, waited_for: reason.map(Box::new) },

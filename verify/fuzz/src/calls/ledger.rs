@@ -199,7 +199,7 @@ impl TableLedger {
     /// Compares a batch with what was pushed.
     pub fn check_sample(&mut self, request: &SampleRequest, sampled: &Sampled) {
         let wanted = request.count as usize;
-        let enough = request.allow_short || request.part.is_some();
+        let enough = request.allow_short || request.share.is_some();
         assert!(sampled.items.len() <= wanted, "no more items than wanted");
         assert!(enough || sampled.items.len() == wanted, "as many items as wanted");
         if self.spoiled {

@@ -4,7 +4,7 @@ use super::super::merge::min_size;
 use super::super::partial::divide;
 use super::super::shard_link::ShardLink;
 use super::ShardedSamples;
-use replay_core::replay::PartState;
+use replay_core::replay::ShareState;
 use replay_core::sum_tree::MAX_SAMPLES;
 use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
@@ -59,7 +59,7 @@ impl ShardedSamples {
         })
     }
 
-    fn states(&self) -> impl Iterator<Item = &PartState> {
+    fn states(&self) -> impl Iterator<Item = &ShareState> {
         self.links.iter().filter_map(|link| Some(&link.seen.as_ref()?.state))
     }
 

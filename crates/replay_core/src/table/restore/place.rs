@@ -31,7 +31,7 @@ fn not_empty(table: &Table, arrivals: &Arrivals) -> Error {
 impl Staged {
     /// Whether [`Self::place`] would find the table empty, asked of all tables before the first one is placed.
     pub fn check_unused(&self) -> Result<()> {
-        let arrivals = self.table.lock_arrivals()?;
+        let arrivals = self.table.lock_inserts()?;
         self.table.check_open()?;
         match self.table.is_unused(&arrivals) {
             true => Ok(()),
@@ -50,7 +50,7 @@ impl Staged {
         let priorities = records.iter().map(|item| item.priority).collect();
         let units = table.sampler.units(&table.items, priorities);
 
-        let mut arrivals = table.lock_arrivals()?;
+        let mut arrivals = table.lock_inserts()?;
         table.check_open()?;
         if !table.is_unused(&arrivals) {
             return Err(not_empty(&table, &arrivals));

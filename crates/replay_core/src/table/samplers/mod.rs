@@ -4,36 +4,36 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `prioritized` | `prioritized`, `uniform`: at random, by the masses of the sum tree, without a lock |
-//! | `ordered` | the first item of an order: `fifo`, `lifo`, `max_heap`, `min_heap` |
+//! | `first_of_ranking` | the first item of a ranking: `fifo`, `lifo`, `max_heap`, `min_heap` |
 //! | `rank_based` | at random, by the rank of the priority |
-//! | `order` | the order of both, under one lock |
+//! | `ranking` | the ranking of both, under one lock |
 
-mod ordered;
+mod first_of_ranking;
 mod prioritized;
 mod rank_based;
 
-pub mod order;
+pub mod ranking;
 
 use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::SampledLeaf;
 
 use super::ids::ItemId;
 use super::items::Items;
-use order::{LockedOrder, RankBy};
 use prioritized::{Prioritized, Uniform};
 use rank_based::RankBased;
+use ranking::{LockedRanking, RankBy};
 
-pub use ordered::{Ordered, Taken};
+pub use first_of_ranking::{FirstOfRanking, Taken};
 
 /// The sampler of a table of this valid definition, without items.
 pub fn make(config: &TableConfig) -> Box<dyn ItemSampler> {
     match config.sampler {
         Sampler::Prioritized => Prioritized::make(config),
         Sampler::Uniform => Box::new(Uniform),
-        Sampler::Fifo => Ordered::make(config, RankBy::Oldest),
-        Sampler::Lifo => Ordered::make(config, RankBy::Newest),
-        Sampler::MaxHeap => Ordered::make(config, RankBy::Highest),
-        Sampler::MinHeap => Ordered::make(config, RankBy::Lowest),
+        Sampler::Fifo => FirstOfRanking::make(config, RankBy::Oldest),
+        Sampler::Lifo => FirstOfRanking::make(config, RankBy::Newest),
+        Sampler::MaxHeap => FirstOfRanking::make(config, RankBy::Highest),
+        Sampler::MinHeap => FirstOfRanking::make(config, RankBy::Lowest),
         Sampler::RankBased => Box::new(RankBased::new(config)),
     }
 }
@@ -41,7 +41,7 @@ pub fn make(config: &TableConfig) -> Box<dyn ItemSampler> {
 pub fn bytes(config: &TableConfig) -> u64 {
     match config.sampler {
         Sampler::Prioritized | Sampler::Uniform => 0,
-        Sampler::Fifo | Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => LockedOrder::bytes(config),
+        Sampler::Fifo | Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => LockedRanking::bytes(config),
         Sampler::RankBased => RankBased::bytes(config),
     }
 }
@@ -69,7 +69,7 @@ pub trait ItemSampler: Send + Sync {
     }
 
     /// The ranking of its items, if it keeps one.
-    fn ranking(&self) -> Option<&LockedOrder> {
+    fn ranking(&self) -> Option<&LockedRanking> {
         None
     }
 
@@ -102,8 +102,8 @@ pub trait ItemSampler: Send + Sync {
         }
     }
 
-    /// The order whose first item it samples; `None` when it chooses at random.
-    fn order(&self) -> Option<&Ordered> {
+    /// The ranking whose first item it samples; `None` when it chooses at random.
+    fn first_of_ranking(&self) -> Option<&FirstOfRanking> {
         None
     }
 

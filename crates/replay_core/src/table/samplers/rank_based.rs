@@ -19,7 +19,7 @@ use crate::sum_tree::{SampledLeaf, SumTree};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 
-use super::order::{LockedOrder, RankBy};
+use super::ranking::{LockedRanking, RankBy};
 use super::{ItemSampler, Total};
 
 /// Units of the first rank. All ranks together have fewer than 2^63, as all leaves of a sum tree have.
@@ -29,19 +29,19 @@ const FIRST: u64 = SumTree::<16>::MAX_UNITS;
 const INTERVAL: usize = 16;
 
 pub struct RankBased {
-    order: LockedOrder,
+    ranking: LockedRanking,
     /// Cumulative units of the ranks; the first rank at index 0.
     sums: Box<[u64]>,
 }
 
 impl RankBased {
     pub fn new(config: &TableConfig) -> Self {
-        let order = LockedOrder::new(config, RankBy::Highest);
-        RankBased { order, sums: sums(config.capacity as u32, config.priority_exponent) }
+        let ranking = LockedRanking::new(config, RankBy::Highest);
+        RankBased { ranking, sums: sums(config.capacity as u32, config.priority_exponent) }
     }
 
     pub fn bytes(config: &TableConfig) -> u64 {
-        LockedOrder::bytes(config) + config.capacity * size_of::<u64>() as u64
+        LockedRanking::bytes(config) + config.capacity * size_of::<u64>() as u64
     }
 
     fn units(&self, index: usize) -> u64 {
@@ -50,22 +50,22 @@ impl RankBased {
 }
 
 impl ItemSampler for RankBased {
-    fn ranking(&self) -> Option<&LockedOrder> {
-        Some(&self.order)
+    fn ranking(&self) -> Option<&LockedRanking> {
+        Some(&self.ranking)
     }
 
     fn choose(&self, _: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
         chosen.clear();
-        let mut order = self.order.lock();
-        let sums = &self.sums[..order.len()];
+        let mut ranking = self.ranking.lock();
+        let sums = &self.sums[..ranking.len()];
         let Some(&units) = sums.last() else { return Total::default() };
         if !targets.is_empty() {
-            order.sort_at(INTERVAL);
+            ranking.sort_at(INTERVAL);
         }
         for target in targets {
             let position = ((target * units as f64) as u64).min(units - 1);
             let index = sums.partition_point(|&sum| sum <= position);
-            chosen.extend(order.at(index).map(|ItemId { slot, generation }| SampledLeaf {
+            chosen.extend(ranking.at(index).map(|ItemId { slot, generation }| SampledLeaf {
                 slot,
                 generation,
                 units: self.units(index),
@@ -75,7 +75,7 @@ impl ItemSampler for RankBased {
     }
 
     fn fewest_units(&self, _: &Items) -> Option<u64> {
-        let last = self.order.lock().len().checked_sub(1)?;
+        let last = self.ranking.lock().len().checked_sub(1)?;
         Some(self.units(last))
     }
 }

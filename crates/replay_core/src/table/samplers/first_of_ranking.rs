@@ -6,7 +6,7 @@ use crate::schema::TableConfig;
 use crate::table::ids::ItemId;
 
 use super::ItemSampler;
-use super::order::{LockedOrder, RankBy};
+use super::ranking::{LockedRanking, RankBy};
 
 /// Outcome of offering an item to a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub enum Taken {
     Refused,
 }
 
-pub struct Ordered(LockedOrder);
+pub struct FirstOfRanking(LockedRanking);
 
-impl Ordered {
+impl FirstOfRanking {
     pub fn make(config: &TableConfig, by: RankBy) -> Box<dyn ItemSampler> {
-        Box::new(Ordered(LockedOrder::new(config, by)))
+        Box::new(FirstOfRanking(LockedRanking::new(config, by)))
     }
 
     /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
@@ -42,12 +42,12 @@ impl Ordered {
     }
 }
 
-impl ItemSampler for Ordered {
-    fn ranking(&self) -> Option<&LockedOrder> {
+impl ItemSampler for FirstOfRanking {
+    fn ranking(&self) -> Option<&LockedRanking> {
         Some(&self.0)
     }
 
-    fn order(&self) -> Option<&Ordered> {
+    fn first_of_ranking(&self) -> Option<&FirstOfRanking> {
         Some(self)
     }
 }

@@ -1,6 +1,6 @@
 //! A memory's part of a batch that is sampled from several memories.
 
-use replay_core::replay::{BatchPart, PartState, SampleRequest};
+use replay_core::replay::{BatchShare, SampleRequest, ShareState};
 use replay_core::table::{Attempt, Turn};
 use replay_core::{TableConfig, snapshot};
 
@@ -8,7 +8,7 @@ use crate::parameters::file;
 use crate::support::*;
 
 fn part(count: u32, take: u32) -> SampleRequest {
-    SampleRequest { part: Some(BatchPart { take }), ..request(count) }
+    SampleRequest { share: Some(BatchShare { take }), ..request(count) }
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn a_part_takes_what_the_limiter_admits_and_does_not_wait_for_min_size() {
 
     // Two items allow 2 * (2 - 4) + 8 samples.
     let state = sample_as(&table, &part(0, 0)).state.unwrap();
-    let expected = PartState {
+    let expected = ShareState {
         number: state.number,
         total_priority: 2.0,
         items: 2,
@@ -35,16 +35,16 @@ fn a_part_takes_what_the_limiter_admits_and_does_not_wait_for_min_size() {
     assert_eq!(state, expected);
     let mut sampled = sample_as(&table, &part(3, 1));
     assert_eq!(sampled.items.len(), 3);
-    assert_eq!(sampled.state, Some(PartState { taken: 1, allowance: 3.0, ..expected }));
+    assert_eq!(sampled.state, Some(ShareState { taken: 1, allowance: 3.0, ..expected }));
     deliver(&mut sampled);
     assert_eq!(table.stats()["limiter_sampled"], 1);
 
     // Items of this memory, samples of others' limiters; and the other way round.
     assert_eq!(sample_as(&table, &part(8, 0)).state.unwrap().allowance, 3.0);
     let mut last = sample_as(&table, &part(0, 5));
-    assert_eq!(last.state, Some(PartState { taken: 3, allowance: 0.0, ..expected }));
+    assert_eq!(last.state, Some(ShareState { taken: 3, allowance: 0.0, ..expected }));
     deliver(&mut last);
-    assert_eq!(sample_as(&table, &part(2, 1)).state, last.state.map(|state| PartState { taken: 0, ..state }));
+    assert_eq!(sample_as(&table, &part(2, 1)).state, last.state.map(|state| ShareState { taken: 0, ..state }));
     assert_eq!(table.stats()["limiter_sampled"], 4);
     // Not delivered.
     actor.push_next(1);

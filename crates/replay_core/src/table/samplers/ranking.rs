@@ -20,7 +20,7 @@ pub enum RankBy {
 type Rank = (u64, u64);
 
 /// Items that can be sampled, by rank, and the others behind them.
-pub struct Order {
+pub struct Ranking {
     by: RankBy,
     /// Rank and slot of each item. The first `len` are a heap: index i has its parent, which ranks before it, at (i - 1) / 2. Then
     /// come items that died or whose last sample is taken; that may still be given back.
@@ -34,7 +34,7 @@ pub struct Order {
     unsorted: usize,
 }
 
-impl Order {
+impl Ranking {
     /// Adds an item, in place of an earlier one of its slot.
     fn insert(&mut self, id: ItemId, priority: f64) {
         self.slots[id.slot as usize].0 = id.generation;
@@ -161,13 +161,13 @@ impl Order {
 const UPDATED_AT_ONCE: usize = 64;
 
 /// An order under its lock, which a snapshot holds for one copy of all changes, others for a few items.
-pub struct LockedOrder(Mutex<Order>);
+pub struct LockedRanking(Mutex<Ranking>);
 
-impl LockedOrder {
+impl LockedRanking {
     /// An order with room for an item in each slot of a table.
     pub fn new(config: &TableConfig, by: RankBy) -> Self {
         let slots = 0..config.capacity as u32;
-        LockedOrder(Mutex::new(Order {
+        LockedRanking(Mutex::new(Ranking {
             by,
             ranked: slots.clone().map(|slot| ((0, 0), slot)).collect(),
             len: 0,
@@ -181,7 +181,7 @@ impl LockedOrder {
         config.capacity * (size_of::<(Rank, u32)>() + size_of::<(u32, u32)>()) as u64
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Order> {
+    pub fn lock(&self) -> MutexGuard<'_, Ranking> {
         lock(&self.0)
     }
 
@@ -234,7 +234,7 @@ mod tests {
             changes in vec((0..5u8, 0..80u32, 0..6u8), 0..600),
         ) {
             const CAPACITY: u32 = 80;
-            let locked = LockedOrder::new(&TableConfig::new("t", vec![], CAPACITY.into()), by);
+            let locked = LockedRanking::new(&TableConfig::new("t", vec![], CAPACITY.into()), by);
             let mut order = locked.lock();
             // Priority, change and whether it can be sampled, by slot.
             let mut list = vec![None; CAPACITY as usize];
