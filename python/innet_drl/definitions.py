@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, SupportsFloat, SupportsIndex, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, Self, SupportsFloat, TypeAlias, get_args
 
 import numpy as np
 
@@ -42,9 +42,14 @@ _RANGES = {
 """Integers by their names, for errors: the core checks them, but reads none beyond its integer types."""
 
 
-def _kind(value: object) -> str:
-    # Not the value: an array has a long `repr`.
-    return f"a {type(value).__name__}"
+def _typed(types: Any, what: str, name: str, value: Any) -> Any:
+    if not isinstance(value, types):
+        # Not the value: an array has a long `repr`.
+        raise TypeError(f"{name} is {what}, got a {type(value).__name__}")
+    return value
+
+
+_text = partial(_typed, str, "a text")
 
 
 def _integer(name: str, value: Any) -> int:
@@ -52,7 +57,7 @@ def _integer(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is an integer, got {_kind(value)}") from None
+        raise TypeError(f"{name} is an integer, got a {type(value).__name__}") from None
     # The core reads 16, 32 or 64 bits.
     largest = next(largest for bits in (16, 32, 64) if most <= (largest := (1 << bits) - 1))
     if not (0 if least >= 0 else -(1 << 31)) <= number <= largest:
@@ -61,35 +66,15 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, float | SupportsFloat | SupportsIndex):
-        raise TypeError(f"{name} is a number, got {_kind(value)}")
-    number = float(value)
+    number = float(_typed(float | SupportsFloat, "a number", name, value))
     if not np.isfinite(number):
         raise ConfigError(f"{name} is a finite number, got {value}")
     return number
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a text, got {_kind(value)}")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is True or False, got {_kind(value)}")
-    return bool(value)
-
-
 def _choice(choices: tuple[str, ...], name: str, value: Any) -> Any:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} is {' or '.join(map(json.dumps, choices))}, got {value!r}")
-    return value
-
-
-def _mapping(value: Any, advice: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{advice}, got {value}")
     return value
 
 
@@ -127,7 +112,7 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _columns(name: str, value: Any) -> dict[str, Column]:
-    given = _mapping(value, f"{name} is a mapping of names to columns").items()
+    given = _typed(Mapping, "a mapping of names to columns", name, value).items()
     return {_text("a name of a column", name): _column(column) for name, column in given}
 
 
@@ -137,9 +122,10 @@ def _column(value: Any) -> Column:
     return Column(*value) if isinstance(value, tuple) and len(value) == 2 else Column(value)
 
 
-def _shares(_name: str, value: Any) -> dict[str, float]:
-    advice = 'a mix has a share for each table, as Mix({"online": 0.5, "demonstrations": 0.5})'
-    return {_text("a table", name): _number("a share", share) for name, share in _mapping(value, advice).items()}
+def _shares(name: str, value: Any) -> dict[str, float]:
+    what = 'a mapping with a share for each table, as {"online": 0.5, "demonstrations": 0.5}'
+    given = _typed(Mapping, what, name, value).items()
+    return {_text("a name of a table", table): _number("a share", share) for table, share in given}
 
 
 def _view(_name: str, value: Any) -> _View | None:
@@ -153,7 +139,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "int": _integer,
     "int | Any": _integer,
     "float": _number,
-    "bool": _flag,
+    "bool": lambda name, value: bool(_typed(bool | np.bool_, "True or False", name, value)),
     "Padding": partial(_choice, get_args(Padding)),
     "Sampler": partial(_choice, get_args(Sampler)),
     "Codec | None": lambda name, value: value if value is None else _choice(get_args(Codec), name, value),
