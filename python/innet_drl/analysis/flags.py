@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-
-from innet_drl.train.config import KeywordArguments
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class RatioFlags:
     """Settings of the runs."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """File of settings, YAML or TOML, which changes the preset."""
-    settings: KeywordArguments = field(default_factory=dict)
+    settings: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]")] = ()
     """Settings that differ from the preset's, such as `batch_size=512 device=cpu`."""
     actors: str = ""
     """Numbers of actors, such as 1,2,4; by default up to twice the hardware threads."""

@@ -21,8 +21,9 @@ from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT,
 from innet_drl.analysis.sweep.point import Point, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train import environments, preset
-from innet_drl.train.config import Config, check_names, read_settings
+from innet_drl.train.config import Config, read_settings
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.flags import keyword_arguments
 from innet_drl.train.page import page_of_command
 
 PROPOSALS = 2
@@ -128,8 +129,7 @@ def settings(flags: RatioFlags) -> Config:
         ConfigurationError: There is no such preset or setting, or the run cannot be swept.
     """
     changes: dict[str, Any] = {} if flags.config_file is None else read_settings(flags.config_file)
-    check_names(flags.settings)
-    config = preset(flags.preset, **{**changes, **flags.settings})
+    config = preset(flags.preset, **{**changes, **keyword_arguments("--settings", flags.settings)})
     if config.serial:
         raise ConfigurationError("--settings serial=true: a serial run is one process: sweep a run with actors")
     if config.replay != "embedded":
