@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -93,11 +93,16 @@ class _ClearErrors(type):
     """Turns the errors of pydantic into one line that names the setting."""
 
     def __call__(cls, *arguments: Any, **settings: Any) -> Any:
+        """Makes the structure.
+
+        Raises:
+            ConfigurationError: An unknown setting, or a value of another type or out of range.
+        """
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         try:
             return super().__call__(*arguments, **settings)
         except pydantic.ValidationError as error:
-            raise ConfigurationError(_message(error.errors(include_url=False), settings)) from None
+            raise ConfigurationError(message_of(error, settings)) from None
 
 
 _KINDS = {
@@ -114,8 +119,9 @@ _KINDS = {
 """Kinds of values, by the errors that pydantic has for other ones."""
 
 
-def _message(errors: Sequence[Any], settings: dict[str, Any]) -> str:
+def message_of(error: pydantic.ValidationError, settings: Mapping[str, Any]) -> str:
     """The message of the first wrong setting; of a union, what each part says."""
+    errors: list[Any] = error.errors(include_url=False)
     first = errors[0]
     context = first.get("ctx", {})
     if not first["loc"]:
@@ -137,9 +143,7 @@ def _message(errors: Sequence[Any], settings: dict[str, Any]) -> str:
 
 @pydantic.dataclasses.dataclass(
     frozen=True,
-    config=ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True, use_attribute_docstrings=True
-    ),
+    config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
 )
 class Config(metaclass=_ClearErrors):
     """Settings of a run. Steps are agent steps: one action of one environment.

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, get_typ
 
 import tyro
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from innet_drl.train.config import Config, KeywordArguments, read_settings
+from innet_drl.train.config import Config, KeywordArguments, message_of, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
@@ -209,8 +210,16 @@ def keyword_arguments(flag: str, items: Sequence[str]) -> dict[str, Any]:
 
 
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
-    """Parses the flags of a command."""
-    return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
+    """Parses the flags of a command.
+
+    Raises:
+        ConfigurationError: A value out of the range of its flag.
+    """
+    parsed = tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
+    try:
+        return TypeAdapter(flags).validate_python(vars(parsed))
+    except ValidationError as error:
+        raise ConfigurationError(message_of(error, vars(parsed))) from None
 
 
 @dataclass(frozen=True)
