@@ -148,7 +148,7 @@ class RedisStore:
     def foreign(self, what: str) -> ReplayMemoryError:
         """Makes the error of a value that this run did not write."""
         return ReplayMemoryError(
-            f"{self.address} holds something that this run did not write ({what}): choose another --out, whose last "
+            f"{self.address} holds something that this run did not write ({what}): choose another folder, whose last "
             "part names the keys, or delete them"
         )
 
