@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -162,6 +163,8 @@ class Killable(Protocol):
     """A server that can be killed."""
 
     @property
+    def address(self) -> str: ...
+    @property
     def pid(self) -> int: ...
     def kill(self) -> None: ...
     def start(self) -> None: ...
@@ -213,40 +216,56 @@ def kill(
 
 @dataclass
 class Load:
-    """What a server is killed under."""
+    """What servers are killed under."""
 
     writers: int
     pause_ms: float
     every_ms: int
-    between_s: float
+    between_s: float = 0.0
+
+    def flags(self, folder: str | Path) -> tuple[str, ...]:
+        """Flags of a server with snapshots in a folder."""
+        return f"--snapshot={folder}/snapshots", f"--snapshot-every={self.every_ms}ms", "--log-level=error"
 
 
-def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str, int], int]:
-    """Kills one server `kills` times, then counts its steps; also returns the peak of its memory in bytes."""
+def kill_under(
+    load: Load,
+    servers: Sequence[Killable],
+    kills: int,
+    generator: random.Random,
+    after: Callable[[Restart, dict[str, int]], None] = lambda *_: None,
+) -> tuple[dict[str, int], int]:
+    """Kills servers, drawn at random, of one memory, then counts its steps; also returns the peak of a server in bytes.
+
+    `after` is called after each kill, with the counts so far.
+    """
     counts = dict.fromkeys(("steps", "lost", "told", *GOALS), 0)
-    ended = threading.Event()
-    peaks: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
-        flags = (f"--snapshot={folder}/snapshots", f"--snapshot-every={load.every_ms}ms", "--log-level=error")
-        with Server(f"unix://{folder}/s", *flags) as server:
-            numbers = range(load.writers)
-            writers = [Writer(server.address, number, 1e-3 * load.pause_ms, ended) for number in numbers]
-            learner = threading.Thread(target=learn, args=(server.address, ended))
-            learner.start()
-            try:
-                with innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
-                    for _ in range(kills):
-                        pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
-                        restart = kill(server, writers, memory, pause_s, peaks)
-                        restart.count(counts)
-            finally:
-                ended.set()
-                for writer in writers:
-                    writer.join()
-                learner.join()
-            stored = tags(server.address, load.writers)
-        for writer in writers:
-            writer.count(stored[writer.number], counts)
+    ended, peaks = threading.Event(), list[int]()
+    address = ",".join(server.address for server in servers)
+    with contextlib.ExitStack() as stack:
+        memories = [
+            stack.enter_context(innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S))
+            for server in servers
+        ]
+        writers = [Writer(address, number, 1e-3 * load.pause_ms, ended) for number in range(load.writers)]
+        learner = threading.Thread(target=learn, args=(address, ended))
+        learner.start()
+        try:
+            for _ in range(kills):
+                chosen = generator.randrange(len(servers))
+                pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
+                others = memories[:chosen] + memories[chosen + 1 :]
+                restart = kill(servers[chosen], writers, memories[chosen], pause_s, peaks, others)
+                restart.count(counts)
+                after(restart, counts)
+        finally:
+            ended.set()
+            for writer in writers:
+                writer.join()
+            learner.join()
+    stored = [tags(server.address, load.writers) for server in servers]
+    for writer in writers:
+        writer.count(np.concatenate([of[writer.number] for of in stored]), counts)
     return counts, max(peaks)
 
 
@@ -275,7 +294,8 @@ def killed(
     left = times
     while left:
         kills = min(left, KILLS_OF_A_FOLDER)
-        counts, most_bytes = _folder(kills, load, generator)
+        with tempfile.TemporaryDirectory() as folder, Server(f"unix://{folder}/s", *load.flags(folder)) as server:
+            counts, most_bytes = kill_under(load, [server], kills, generator)
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
         server_bytes.append(most_bytes)

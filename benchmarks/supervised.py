@@ -14,12 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from serving import SERVE
 
 import innet_drl as innet
 from benchmarks import killed, report
-from benchmarks.killed import GOALS, PATIENCE_S, VIEW, Writer
+from benchmarks.killed import PATIENCE_S, VIEW, Load, Restart, kill_under
 
 SUPERVISOR = 'while :; do "$@" & echo $! > "$0"; wait $!; sleep .1; done'
 """A shell's loop: `$0` is the file of the server's process number."""
@@ -30,12 +29,11 @@ PLACED_WITHIN = 1.5
 class Supervised:
     """A server with snapshots that a shell starts again whenever it ends; `memory` is a client of it alone."""
 
-    def __init__(self, folder: Path, every_ms: int) -> None:
+    def __init__(self, folder: Path, load: Load) -> None:
         folder.mkdir()
         self.address = f"unix://{folder}/s"
         self._pid = folder / "pid"
-        flags = (f"--snapshot={folder}/snapshots", f"--snapshot-every={every_ms}ms", "--log-level=error")
-        command = ["sh", "-c", SUPERVISOR, str(self._pid), *SERVE, self.address, *flags]
+        command = ["sh", "-c", SUPERVISOR, str(self._pid), *SERVE, self.address, *load.flags(folder)]
         self._supervisor = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         self.memory = innet.connect(self.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S)
 
@@ -95,37 +93,21 @@ def supervised(
         pause_ms: Pause of a writer after each push of 50 steps. The queues of the servers hold a million steps each.
         seed: Of servers and instants of the kills.
     """
-    generator = random.Random(seed)
-    counts = dict.fromkeys(("steps", "lost", "told", *GOALS), 0)
-    counted_s, placed, peaks = [], [], list[int]()
-    ended = threading.Event()
+    load = Load(writers, pause_ms, every_ms)
+    counted_s, placed = [], []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        all_of = [stack.enter_context(Supervised(Path(folder, str(each)), every_ms)) for each in range(servers)]
+        all_of = [stack.enter_context(Supervised(Path(folder, str(each)), load)) for each in range(servers)]
         address = ",".join(server.address for server in all_of)
-        each_writer = [Writer(address, number, 1e-3 * pause_ms, ended) for number in range(writers)]
-        learner = threading.Thread(target=killed.learn, args=(address, ended))
-        learner.start()
-        try:
-            for number in range(times):
-                server = generator.choice(all_of)
-                others = [other.memory for other in all_of if other is not server]
-                pause_s = generator.uniform(0, 2e-3 * every_ms)
-                restart = killed.kill(server, each_writer, server.memory, pause_s, peaks, others)
-                counted_s.append(round(restart.counted_s, 2))
-                restart.count(counts)
-                placed.append(round(_placed(address, all_of, writers), 2))
-                print(f"{number + 1} kills: {counts}, {counted_s[-1]} s, {placed[-1]}", file=sys.stderr, flush=True)
-        finally:
-            ended.set()
-            for writer in each_writer:
-                writer.join()
-            learner.join()
-        tags = [killed.tags(server.address, writers) for server in all_of]
-    for writer in each_writer:
-        writer.count(np.concatenate([of[writer.number] for of in tags]), counts)
+
+        def note(restart: Restart, counts: dict[str, int]) -> None:
+            counted_s.append(round(restart.counted_s, 2))
+            placed.append(round(_placed(address, all_of, writers), 2))
+            print(f"{len(placed)} kills: {counts}, {counted_s[-1]} s, {placed[-1]}", file=sys.stderr, flush=True)
+
+        counts, server_bytes = kill_under(load, all_of, times, random.Random(seed), note)
     system = f"{servers} servers with snapshots, killed under a supervisor"
     about: dict[str, Any] = {"kills": times, "lost": counts["lost"], "told": counts["told"], "writers": writers}
-    about |= {"counted_s": counted_s, "placed": placed, "server_bytes": max(peaks)}
+    about |= {"counted_s": counted_s, "placed": placed, "server_bytes": server_bytes}
     report.line("supervised", system, counts["steps"], "steps", **about)
     killed.close("supervised", system, counts)
     goal = f"of {writers} new writers a server has at most {PLACED_WITHIN} times the mean"

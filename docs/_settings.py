@@ -1,11 +1,10 @@
 """The tables of settings in the reference.
 
-A server's are from the help of the command, a table's from its docstring, a run's from the source of `Config`:
+A server's are from the help of the command, a table's from its docstring, a run's from the docstrings of `Config`:
 
 python docs/_settings.py   # after a change of a setting
 """
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -49,21 +48,12 @@ def table_rows() -> Iterator[list[str]]:
 def run_rows() -> Iterator[list[str]]:
     """A row for each setting of `Config`."""
     yield ["setting", "default", "meaning"]
-    (definition,) = ast.parse(inspect.getsource(Config)).body
-    assert isinstance(definition, ast.ClassDef)
-    meanings = {
-        field.target.id: text.value.value
-        for field, text in zip(definition.body, definition.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
+    meanings = vars(Config)["__pydantic_fields__"]
     for field in dataclasses.fields(Config):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         shown = "" if default is dataclasses.MISSING else f"`{default!r}`"
-        yield [f"`{field.name}`", shown, " ".join(str(meanings[field.name]).split())]
+        yield [f"`{field.name}`", shown, " ".join(str(meanings[field.name].description).split())]
 
 
 PAGES: dict[str, Callable[[], Iterator[list[str]]]] = {

@@ -85,11 +85,10 @@ def _main(given: list[str]) -> int:
         return 0
     command = _COMMANDS.get(first)
     if command is None:
-        import difflib
+        from innet_drl.errors import closest
 
-        close = difflib.get_close_matches(first, _COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(_COMMANDS)}"
-        print(f"error: there is no command {first!r}: {hint}" if first else USAGE.rstrip(), file=sys.stderr)
+        hint = closest(first, _COMMANDS, f"the commands are {', '.join(_COMMANDS)}")
+        print(f"error: there is no command {first!r}{hint}" if first else USAGE.rstrip(), file=sys.stderr)
         return 2
     return run_command(command, given[1:])
 
@@ -107,14 +106,14 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
     from innet_drl.extras import naming_extras
-    from innet_drl.train.errors import TrainingError, trace_of, with_flags
+    from innet_drl.train.errors import TrainingError, trace_of
 
     try:
         with naming_extras():
             command(arguments)
     except (TrainingError, innet.ReplayError) as error:
         trace = trace_of(error) if isinstance(error, TrainingError) else ""
-        print(f"{trace}error: {with_flags(error)}", file=sys.stderr)
+        print(f"{trace}error: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -123,21 +122,22 @@ def train(arguments: Sequence[str]) -> None:
     """`innet-drl train`."""
     from innet_drl.train.flags import parse_train
 
-    flags = parse_train(arguments)
+    chosen = parse_train(arguments)
+    flags, config = chosen.flags, chosen.config
     callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import local
     from innet_drl.train.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
-    out, config = flags.resume or flags.out, flags.config
+    out = flags.resume or flags.out
     with logs_on_console():
-        if flags.automatic:
+        if chosen.automatic:
             from innet_drl.analysis.sweep.automatic import with_recommendation
 
-            config = with_recommendation(config, flags.automatic, flags.preset)
+            config = with_recommendation(config, chosen.automatic, chosen.preset)
         local.train(
             config,
-            out or RunFolder.default_path(flags.name),
+            out or RunFolder.default_path(chosen.name),
             resume=flags.resume is not None,
             unused=out is None,
             launcher=flags.launcher,
@@ -151,13 +151,13 @@ def learner(arguments: Sequence[str]) -> None:
     """`innet-drl learner`."""
     from innet_drl.train.flags import parse_learner
 
-    flags = parse_learner(arguments)
-    callbacks = _callbacks(track=flags.track)
+    chosen = parse_learner(arguments)
+    callbacks = _callbacks(track=chosen.flags.track)
     from innet_drl.launch import local
     from innet_drl.train.page import Page, logs_on_console
 
     with logs_on_console():
-        local.learn(flags.config, flags.out, callbacks=callbacks, display=Page, signals=True)
+        local.learn(chosen.config, chosen.flags.out, callbacks=callbacks, display=Page, signals=True)
 
 
 def actor(arguments: Sequence[str]) -> None:

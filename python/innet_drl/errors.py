@@ -7,6 +7,10 @@ Messages say what to do.
 The compiled core raises these classes; `crates/replay_py/src/error.rs` maps each error code to one.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class ReplayError(Exception):
     """Base class of all errors of a replay memory, its server and the connection."""
@@ -157,3 +161,12 @@ class BehindError(GradientError):
 
 class InternalError(ReplayError, RuntimeError):
     """A bug of this package; please report it."""
+
+
+def closest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Returns the last part of a message about an unknown name: the closest known name, or else `otherwise`."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else otherwise
+    return f": {hint}" if hint else ""

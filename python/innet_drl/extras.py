@@ -16,6 +16,7 @@ _MODULES = {
         "jinja2",
         "loguru",
         "psutil",
+        "pydantic",
         "rich",
         "safetensors",
         "scipy",

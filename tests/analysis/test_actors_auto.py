@@ -16,7 +16,6 @@ from innet_drl.analysis.sweep.point import Point
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.cli import main
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse_train
 from innet_drl.train.machine import cores
 from innet_drl.train.presets import PRESETS, preset
@@ -176,10 +175,13 @@ def test_flags_and_files_ask_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["many", "Auto", "auto4", "1.5"])
-def test_another_word_is_refused(value: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+def test_another_word_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
         parse_train(["--actors", value])
-    assert refused.value.with_flags == f"--actors {value}: it must be a number of processes, or auto"
+    assert refused.value.code == 2
+    printed = capsys.readouterr().err
+    assert value in printed
+    assert "--actors INT|{auto}" in printed
 
 
 def test_runs_whose_actors_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def points(file: Path) -> list[dict[str, Any]]:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a sweep of three points on one hardware thread."""
     file = tmp_path_factory.mktemp("sweep") / "ratio.json"
-    assert main(ratio(file, "--actors", "1,2,3", "--threads", "1", "--environments", "4")) == 0
+    assert main(ratio(file, "--actors", "1", "2", "3", "--threads", "1", "--environments", "4")) == 0
     return file
 
 
@@ -82,7 +82,7 @@ def test_points_that_a_file_has_are_not_measured_again(swept: Path, tmp_path: Pa
     file = tmp_path / "again.json"
     file.write_text(swept.read_text())
     before = points(file)
-    flags = ["--actors", "1,2", "--threads", "1", "--environments", "4", "--grid"]
+    flags = ["--actors", "1", "2", "--threads", "1", "--environments", "4", "--grid"]
     assert main(ratio(file, *flags)) == 0
     assert points(file) == before
     printed = capfd.readouterr().out
@@ -126,7 +126,7 @@ def test_another_machine_is_predicted(swept: Path, tmp_path: Path, capsys: pytes
 
 def test_an_interrupted_sweep_keeps_its_points_and_continues(tmp_path: Path) -> None:
     file = tmp_path / "ratio.json"
-    flags = ["--actors", "1,2", "--threads", "1", "--environments", "4", "--grid"]
+    flags = ["--actors", "1", "2", "--threads", "1", "--environments", "4", "--grid"]
     command = [sys.executable, "-m", "innet_drl", *ratio(file, *flags)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
         assert sweep.stderr is not None
@@ -161,7 +161,7 @@ def test_lists_fit_the_machine() -> None:
     config = preset("breakout")
     lists = lists_of(RatioFlags(), config, 2)
     assert (lists.actors, lists.threads, lists.environments) == ([1, 2, 3, 4], [1, 2], [4, 8, 16, 32])
-    lists = lists_of(RatioFlags(actors="4,1,4"), config, 12)
+    lists = lists_of(RatioFlags(actors=(4, 1, 4)), config, 12)
     assert (lists.actors, lists.threads) == ([1, 4], [1, 2, 4, 8, 12])
     assert len(lists.grid) == lists.most_points(grid=True) == 2 * 5 * 4
     assert lists.most_points(grid=False) == 2 + 5 - 1 + 4 - 1 + 2
@@ -171,17 +171,16 @@ def test_lists_fit_the_machine() -> None:
     ("flags", "part"),
     [
         (["--preset", "breakuot"], "there is no preset 'breakuot'"),
-        (["--actors", "1,1000"], "--actors 1,1000: at most "),
-        (["--actors", "1,1000"], "each actor is a process that computes"),
-        (["--actors", "0"], "--actors 0: it must be numbers such as 1,2,4,8"),
-        (["--threads", "1,5000"], "--threads 1,5000: this process may use "),
-        (["--environments", "x"], "--environments x: it must be numbers"),
+        (["--actors", "1", "1000"], "--actors 1000: at most "),
+        (["--actors", "1", "1000"], "each actor is a process that computes"),
+        (["--actors", "0"], "actors (0,): item 1 must be greater than or equal to 1"),
+        (["--threads", "1", "5000"], "--threads 5000: this process may use "),
         (["--settings", "serial=true"], "--settings serial=true: a serial run is one process"),
         (["--settings", "replay=innet://localhost:1"], "the server's processor time would be missing"),
         (["--settings", "batch_sise=3"], "there is no setting 'batch_sise'"),
         (["--settings", "environment=NoSuch-v1"], "NoSuch-v1"),
-        (["--seconds", "0"], "--seconds 0: it must be above 0"),
-        (["--warm-up", "nan"], "--warm-up nan: it must be above 0"),
+        (["--seconds", "0"], "seconds 0.0: it must be greater than 0"),
+        (["--warm-up", "nan"], "warm_up nan: it must be greater than 0"),
         (["--json", "/no/such/folder/ratio.json"], "/no/such/folder"),
     ],
 )

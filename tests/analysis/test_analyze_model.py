@@ -24,6 +24,7 @@ from innet_drl.analysis.sweep.tables import prediction
 from innet_drl.analysis.sweep.what_if import predict
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.flags import parse
 
 CONFIG = Config(environment="CartPole-v1", environments=8, learner_threads=1, batch_size=64, samples_per_insert=8.0)
 VECTOR_STEP, STEP, UPDATE = 400e-6, 100e-6, 0.5e-3
@@ -191,9 +192,6 @@ def test_several_faster_gpus_are_asked_for() -> None:
         (0, {"gpus": 4}, "was measured without a GPU"),
         (0, {"gpu_speed": 2.0}, "was measured without a GPU"),
         (1, {"gpus": 0}, "has no update on a CPU"),
-        (0, {"gpu_speed": 0.0}, "--gpu-speed 0: it must be above 0"),
-        (0, {"cores": 0}, "--cores 0: it must be at least 1"),
-        (0, {"actors": -1}, "actors -1: it must be at least 1"),
     ],
 )
 def test_questions_without_an_answer(gpus: int, changes: dict[str, float], part: str) -> None:
@@ -230,3 +228,16 @@ def test_points_without_an_update_are_left_out(small_machine: list[Point]) -> No
 
 def refuse(key: Key) -> Point:
     raise AssertionError(key)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gpu-speed", "0"], "gpu_speed 0.0: it must be greater than 0"),
+        (["--cores", "0"], "cores 0: it must be greater than or equal to 1"),
+        (["--actors", "-1"], "actors -1: it must be greater than or equal to 1"),
+    ],
+)
+def test_numbers_out_of_range_are_one_error(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse(WhatIfFlags, "analyze what-if", ["sweep.json", *flags])

@@ -20,7 +20,7 @@ from training import BothHavePlayed, lines, small
 from benchmarks.learning import learning
 from innet_drl import train
 from innet_drl.analysis import report
-from innet_drl.analysis.drawing import POINTS, reduced
+from innet_drl.analysis.drawing import Chart, Curve, draw
 from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import local
@@ -241,16 +241,17 @@ def test_many_lines_make_a_small_file(copied: Path) -> None:
     assert ("reading run", "20,000 lines") in shown
 
 
-def test_a_reduced_curve_keeps_its_mean_and_its_peaks() -> None:
-    x, y = np.arange(100_000.0), np.ones(100_000)
-    y[55_555], y[77_777], y[10] = 100.0, np.nan, -5.0
-    position, mean, least, most = reduced(x, y)
-    assert len(position) <= POINTS
-    assert (least.min(), most.max()) == (-5.0, 100.0)
-    assert mean.mean() == pytest.approx(np.nanmean(y), rel=1e-3)
-    assert np.all(np.diff(position) > 0)
-    few = reduced(x[:5], np.array([1.0, np.nan, 3.0, np.inf, 5.0]))
-    assert few[0].tolist() == [0.0, 2.0, 4.0]
+def test_a_long_curve_is_short_and_keeps_its_peaks() -> None:
+    x, y = np.arange(100_000.0), np.random.default_rng(0).normal(size=100_000)
+    y[55_555], y[77_777], y[10] = 100.0, np.nan, -100.0
+    drawn = draw(Chart("title", "unit", [Curve("label", x, y, 0)]))
+    assert len(drawn) < 40_000
+    curve = max(re.findall(r' d="([^"]*)"', drawn), key=len)
+    heights = [float(height) for height in re.findall(r"[ML] [\d.]+ ([\d.]+)", curve)]
+    highest, lowest = min(heights), max(heights)
+    others = sorted(heights)[1:-1]
+    assert others[0] - highest > 30
+    assert lowest - others[-1] > 30
 
 
 def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

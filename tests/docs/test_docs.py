@@ -342,7 +342,8 @@ SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "reque
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:
     text = (DOCUMENTS / document).read_text()
     named = {name.replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
-    known = {field.name for flags in classes for field in dataclasses.fields(flags)}
+    # `--config` is the field `config_file`.
+    known = {field.name for flags in classes for field in dataclasses.fields(flags)} | {"config"}
     assert {name.removeprefix("no_") for name in named - known} - known == others
 
 

@@ -94,7 +94,7 @@ def test_an_actor_that_hangs_is_replaced(
     limits = ["--environment-timeout", "5", *(["--async-environments"] if is_async else [])]
     with Command("train", "--environment", *environment, *flags, *limits, folder=tmp_path) as training:
         assert training.end() == 0, training.output
-    told = "its environments did not return for 5 s (--environment-timeout); its stacks are above"
+    told = "its environments did not return for 5 s (environment_timeout); its stacks are above"
     assert training.output.count(f"actor 0 failed and is replaced (2 restarts left): {told}") == 1
     assert training.output.count("is replaced") == 1
     assert "Timeout (0:00:05)!" in training.output

@@ -46,7 +46,7 @@ def test_what_was_learned_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     kept = RunFolder(run).latest_checkpoint()
     assert kept.state["learner"]["updates"] >= 20
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    call = f"train.run(config, folder={str(run)!r}, resume=True)"
+    call = f"--resume {run} (in Python resume=True)"
     assert line == f"interrupted: continue from {kept.path} with {call}"
     steps = kept.state["meter"]["agent_steps"] + 400
     resumed = train.run(small(steps=steps, **changes), folder=run, resume=True)

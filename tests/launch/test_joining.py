@@ -198,12 +198,12 @@ def test_an_actor_of_a_run_that_has_ended_ends(address: str, caplog: pytest.LogC
     [
         (
             ["actor", "--replay", "embedded", "--index", "0"],
-            "--replay embedded: processes join a run through its server",
+            "replay embedded: processes join a run through its server",
         ),
         (["actor", "--replay", "redis://x", "--index", "0"], "processes join a run through its server"),
         (["actor", "--replay", "unix:///x", "--index", "-1"], "--index -1: it must be at least 0"),
-        (["actor", "--replay", "innets://x:1", "--index", "0", "--replay-ca", "no.pem"], "--replay-ca no.pem"),
-        (["learner", "--preset", "cartpole", "--out", "run"], "--replay embedded: processes join a run"),
+        (["actor", "--replay", "innets://x:1", "--index", "0", "--replay-ca", "no.pem"], "replay_ca no.pem"),
+        (["learner", "--preset", "cartpole", "--out", "run"], "replay embedded: processes join a run"),
         (["evaluate", "--follow", "a", "b"], "--follow evaluates the new checkpoints of one run"),
         (["evaluate", "--follow", "--best", "a"], "--follow evaluates the new checkpoints of one run"),
     ],

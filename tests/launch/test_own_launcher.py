@@ -131,8 +131,8 @@ def test_a_class_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "message"),
     [
-        ("slurm", "--launcher slurm: it must be local, ray, or your own launcher as module:name"),
-        ("nowhere:Slurm", "--launcher nowhere:Slurm: there is no module 'nowhere'"),
+        ("slurm", "launcher slurm: it must be local, ray, or your own launcher as module:name"),
+        ("nowhere:Slurm", "launcher nowhere:Slurm: there is no module 'nowhere'"),
         ("test_own_launcher:Interpreter", "test_own_launcher has no 'Interpreter': did you mean Interpreters?"),
         ("test_own_launcher:serve", "it must be a subclass of innet_drl.launch.launcher.Launcher"),
         ("test_own_launcher:Half", "it lacks close, messages, start of innet_drl.launch.launcher.Launcher"),

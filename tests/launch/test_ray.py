@@ -405,8 +405,8 @@ def test_bundles_are_a_runs_processes() -> None:
 @pytest.mark.parametrize(
     ("flags", "address", "message"),
     [
-        (["--serial"], "", "--launcher ray: omit it in a serial run"),
-        (["--replay=unix:///x"], "", "actors on other nodes cannot reach --replay unix:///x"),
+        (["--serial"], "", "launcher ray: omit it in a serial run"),
+        (["--replay=unix:///x"], "", "actors on other nodes cannot reach replay unix:///x"),
         ([], "ray://head:10001", "RAY_ADDRESS is ray://head:10001, but the learner has to be on a node"),
         ([], "127.0.0.1:9", "nothing answers at RAY_ADDRESS=127.0.0.1:9"),
     ],

@@ -96,7 +96,7 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
         return line
 
     message = error_of("--n-step", "4", "--priority-exponent", "0.5")
-    assert "with another --priority-exponent and --n-step" in message
+    assert "with another priority_exponent and n_step" in message
     assert f"delete {path} to continue with an empty memory" in message
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

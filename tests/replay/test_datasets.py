@@ -178,9 +178,9 @@ def test_misspelt_columns_are_refused_with_the_nearest_name(replay: innet.Memory
     for columns, reason in (
         (
             {"rewrad": "half"},
-            r"table 't' has no column 'rewrad', which `columns` names; did you mean 'reward'\? It has",
+            r"table 't' has no column 'rewrad', which `columns` names: did you mean reward\? It has",
         ),
-        ({"reward": "rewrad"}, r"has no column 'rewrad' for table 't'; did you mean 'reward'\? It has"),
+        ({"reward": "rewrad"}, r"has no column 'rewrad' for table 't': did you mean reward\? It has"),
         ({"zz": "reward"}, r"table 't' has no column 'zz', which `columns` names; it has observation/camera, "),
     ):
         with pytest.raises(errors.SchemaError, match=reason):

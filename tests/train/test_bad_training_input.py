@@ -87,7 +87,7 @@ def test_cuda_that_is_not_there(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     message = error_of(["train", *TINY, "--device", "cuda", "--out", str(tmp_path / "run")], capsys)
-    assert "--device cpu" in message
+    assert "take device cpu" in message
     assert "torch with CUDA" in message
 
 
@@ -112,7 +112,7 @@ def test_resuming_with_another_network_names_the_flag_and_harms_nothing(
     capsys.readouterr()
     more = ["train", "--resume", str(run), "--steps", "500"]
     message = error_of([*more, "--hidden", "64", "--layer-norm"], capsys)
-    assert "of another network: keep --hidden and --layer-norm as in its config.yaml" in message
+    assert "of another network: keep hidden and layer_norm as in its config.yaml" in message
     wrong = dataclasses.replace(RunFolder(run).config(), hidden=64, steps=500)
     with pytest.raises(ConfigurationError, match="keep hidden as in its config") as raised:
         train.run(wrong, folder=run, resume=True)
@@ -128,7 +128,7 @@ def test_a_run_that_has_its_steps_is_told_to_take_more(tmp_path: Path, capsys: p
     message = error_of(["train", "--resume", str(run)], capsys)
     assert "has taken its 400 steps" in message
     assert f"--resume {run} --steps N" in message
-    advice = re.escape(f"train.run(dataclasses.replace(config, steps=N), folder={str(run)!r}, resume=True)")
+    advice = re.escape(f"--resume {run} --steps N (in Python resume=True)")
     config = RunFolder(run).config()
     with pytest.raises(ConfigurationError, match=advice):
         train.run(config, folder=run, resume=True)

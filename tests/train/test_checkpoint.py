@@ -87,4 +87,4 @@ def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path, capsys: pyte
         load(run)
     for command in (["evaluate", str(run)], ["train", "--resume", str(run), "--steps", "400"]):
         assert main(command) == 1
-        assert re.search(f"{wanted} .* another --out", capsys.readouterr().err)
+        assert re.search(f"{wanted} .* another folder", capsys.readouterr().err)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from innet_drl.cli import main
 from innet_drl.train import short_help
 from innet_drl.train.config import Config, read_settings
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.flags import ELSEWHERE, PresetName, parse_train
+from innet_drl.train.flags import ELSEWHERE, parse_train
 from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
 
@@ -162,7 +161,7 @@ def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
     RunFolder.new(tmp_path / "run").begin(PRESETS["cartpole"])
     with pytest.raises(ConfigurationError) as refused:
         parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
-    assert "omit --out" in refused.value.with_flags
+    assert "omit --out" in str(refused.value)
 
 
 def test_resume_and_preset_contradict_each_other(tmp_path: Path) -> None:
@@ -185,33 +184,33 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"gamma": 1.5}, "gamma 1.5: it must be from 0 to 1"),
-        ({"batch_size": 0}, "batch_size 0: it must be at least 1"),
-        ({"learning_rate": 0.0}, "learning_rate 0.0: it must be above 0"),
-        ({"replay_patience": 1e19}, r"replay_patience 1e\+19: it must be above 0 and at most 1e9"),
-        ({"report_seconds": 1e300}, r"report_seconds 1e\+300: it must be above 0 and at most 1e9"),
-        ({"prefetch": 2**31}, "prefetch 2147483648: it must be at least 0 and at most 1024"),
-        ({"actors": 2**63}, r"actors 9223372036854775808: it must be at least 1 and at most 2\^40"),
+        ({"gamma": 1.5}, "gamma 1.5: it must be less than or equal to 1"),
+        ({"batch_size": 0}, "batch_size 0: it must be greater than or equal to 1"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0: it must be greater than 0"),
+        ({"replay_patience": 1e19}, r"replay_patience 1e\+19: it must be less than or equal to 1000000000"),
+        ({"report_seconds": 1e300}, r"report_seconds 1e\+300: it must be less than or equal to 1000000000"),
+        ({"prefetch": 2**31}, "prefetch 2147483648: it must be less than or equal to 1024"),
+        ({"actors": 2**63}, r"actors 9223372036854775808: it must be less than or equal to 1099511627776"),
         ({"min_size": 500_000}, "below the capacity"),
         ({"minutes": -1.0}, "minutes -1.0"),
-        ({"seed": -1}, "seed -1: it must be from 0 to"),
+        ({"seed": -1}, "seed -1: it must be greater than or equal to 0"),
         ({"stack": 1}, "stack 1: it must be at least 2 in Atari games"),
-        ({"prefetch": -1}, "prefetch -1: it must be at least 0"),
-        ({"learner_threads": -1}, "learner_threads -1: it must be at least 0 and at most 1024"),
-        ({"evaluation_period": -1}, "evaluation_period -1: it must be at least 0"),
-        ({"environment_timeout": 0.5}, "environment_timeout 0.5: it must be at least 2"),
-        ({"actor_restarts": -1}, "actor_restarts -1: it must be at least 0"),
-        ({"average_decay": 0.0}, "publish average: it must be newest without an average"),
-        ({"epsilon_anneal_steps": -1}, "epsilon_anneal_steps -1: it must be at least 0"),
-        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes 0.0: it must be above 0"),
-        ({"value_range": (-10.0, np.inf)}, r"value_range \(-10.0, inf\): it must be a lower and a higher return"),
-        ({"max_bytes": 0}, "max_bytes 0: it must be at least 1"),
-        ({"layers": (32, 0)}, r"layers \(32, 0\): it must be at least 1 each"),
-        ({"channels": (16, 0, 32)}, r"channels \(16, 0, 32\): it must be at least 1 each"),
+        ({"prefetch": -1}, "prefetch -1: it must be greater than or equal to 0"),
+        ({"learner_threads": -1}, "learner_threads -1: it must be greater than or equal to 0"),
+        ({"evaluation_period": -1}, "evaluation_period -1: it must be greater than or equal to 0"),
+        ({"environment_timeout": 0.5}, "environment_timeout 0.5: it must be greater than or equal to 2"),
+        ({"actor_restarts": -1}, "actor_restarts -1: it must be greater than or equal to 0"),
+        ({"average_decay": 0.0}, "publish 'average': it must be newest without an average"),
+        ({"epsilon_anneal_steps": -1}, "epsilon_anneal_steps -1: it must be greater than or equal to 0"),
+        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes 0.0: it must be greater than 0"),
+        ({"value_range": (-10.0, np.inf)}, r"value_range \(-10.0, inf\): item 2 must be a finite number"),
+        ({"max_bytes": 0}, "max_bytes 0: it must be greater than or equal to 1"),
+        ({"layers": (32, 0)}, r"layers \(32, 0\): item 2 must be greater than or equal to 1"),
+        ({"channels": (16, 0, 32)}, r"channels \(16, 0, 32\): item 2 must be greater than or equal to 1"),
         ({"target_return": float("nan")}, "target_return nan: it must be a finite number"),
         ({"learning_rate": float("inf")}, "learning_rate inf: it must be a finite number"),
-        ({"quantiles": 1}, "quantiles 1: it must be at least 2"),
-        ({"channels": (16, 32)}, r"channels \(16, 32\): it must be of three convolutions"),
+        ({"quantiles": 1}, "quantiles 1: it must be greater than or equal to 2"),
+        ({"channels": (16, 32)}, r"channels \(16, 32\): it must have 3 items"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], reason: str) -> None:
@@ -237,17 +236,17 @@ def test_words_that_yaml_takes_for_bools_are_settings(tmp_path: Path) -> None:
         ("gamma: [", "not YAML"),
         ("gamma: 0.9\nseed: 1\ngamma: 0.8", "is not YAML: 'gamma' stands twice"),
         ("environment_args: {size: 1, size: 2}", "is not YAML: 'size' stands twice"),
-        ("channels: 3", "channels 3: it must be a list, each an integer"),
+        ("channels: 3", "channels 3: it must be a list"),
         ("layers:", "layers None: it must be a list"),
-        ("replay_ca: 3", "replay_ca 3: it must be a path or none"),
+        ("replay_ca: 3", "replay_ca 3: it must be a path"),
         ("gamma: high", "gamma 'high': it must be a number"),
-        ("device: tpu", "device 'tpu': it must be one of auto, cpu, cuda"),
+        ("device: tpu", "device 'tpu': it must be 'auto', 'cpu' or 'cuda'"),
         ("serial: 1", "serial 1: it must be true or false"),
-        ("channels: [1, 2]", "three convolutions"),
+        ("channels: [1, 2]", r"channels \[1, 2\]: it must have 3 items"),
         # Of a newer release: its networks.
         (
             "network: rnn",
-            r"config.yaml: network rnn: it must be auto, .*; correct it, or install the release that wrote",
+            r"config.yaml: network 'rnn': it must be auto, .*; correct it, or install the release that wrote",
         ),
     ],
 )
@@ -278,7 +277,7 @@ def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_flag_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--gamma", "2"]) == 1
     message = capsys.readouterr().err.strip()
-    assert message.startswith("error: --gamma 2")
+    assert message.startswith("error: gamma 2")
     assert "\n" not in message
 
 
@@ -338,7 +337,3 @@ def test_flags_of_other_programs_are_told_ours(flag: str, ours: str) -> None:
     for given in ([flag, "1"], [f"{flag}=1"], [flag.replace("-", "_").replace("__", "--", 1), "1"]):
         with pytest.raises(ConfigurationError, match=f"there is no flag {flag}: it is {ours} here"):
             parse_train(given)
-
-
-def test_the_flag_of_presets_takes_each_of_them() -> None:
-    assert set(typing.get_args(PresetName)) == set(PRESETS)

@@ -174,7 +174,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "actors of newer weights": (
         {**RANDOM, "publish": "newest", "seed": 2},
-        r"actors play with the newest weights, .* in only \d+ % of the states: --publish average",
+        r"actors play with the newest weights, .* in only \d+ % of the states: publish average",
     ),
     "a restless policy": (
         {**RANDOM, "average_decay": 0.1, "network": "own_networks:Linear", "seed": 3},
@@ -188,11 +188,11 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "a large epsilon": ({"adam_epsilon": 10.0}, r"above the gradients of 100 % of the weights"),
     "unequal weights": (
         {"loss": "own_networks:uneven", "priority_exponent": 1.0, "importance_exponent": 1.0},
-        r"learns as much as from \d+ % of its batch, .*: a lower --priority-exponent",
+        r"learns as much as from \d+ % of its batch, .*: a lower priority_exponent",
     ),
     "values above returns": (
         {"loss": "own_networks:optimistic", "learning_rate": 0.01},
-        r"Q-values of \d+.* are above the returns that follow, [\d.]+: a lower --samples-per-insert",
+        r"Q-values of \d+.* are above the returns that follow, [\d.]+: a lower samples_per_insert",
     ),
 }
 HEALTHY = small(serial=True, steps=2_000, report_steps=20, adam_epsilon=1e-5)

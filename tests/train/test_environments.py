@@ -88,7 +88,7 @@ def test_a_frame_size_that_the_network_cannot_take_is_named() -> None:
     config = dataclasses.replace(BREAKOUT, frame_size=32, network="nature")
     with pytest.raises(ConfigurationError, match=r"at least 36 pixels, and these are 32x32: .*frame_size"):
         make_network(config, environments.make(config, 1).spec)
-    with pytest.raises(ConfigurationError, match="frame_size 1000: it must be at most 210"):
+    with pytest.raises(ConfigurationError, match="frame_size 1000: it must be less than or equal to 210"):
         dataclasses.replace(BREAKOUT, frame_size=1000)
 
 

@@ -56,12 +56,12 @@ def test_a_run_is_warned_of_each_start_that_does_not_finish_its_schedules(
         assert main(["train", *short, *flags]) == 0
         # The terminal's width breaks lines.
         printed = " ".join(capfd.readouterr().out.split())
-        return re.findall(r"epsilon falls over [\d,]+ steps, and the run ends at [\d,]+.*?; lower [-a-z]+", printed)
+        return re.findall(r"epsilon falls over [\d,]+ steps, and the run ends at [\d,]+.*?; lower [_a-z]+", printed)
 
     flags = ["--preset=cartpole", "--serial", "--min-size=100", "--epsilon-anneal-steps=600", "--out", run]
     (warning,) = warned(*flags, "--steps=200")
     assert warning.startswith("epsilon falls over 600 steps, and the run ends at 200: ")
-    assert warning.endswith("; lower --epsilon-anneal-steps")
+    assert warning.endswith("; lower epsilon_anneal_steps")
     # Of the settings in the run's folder and the new flags.
     (warning,) = warned("--resume", run, "--steps=400")
     assert warning.startswith("epsilon falls over 600 steps, and the run ends at 400: ")

@@ -175,7 +175,7 @@ def test_the_full_action_set_is_the_agents(tmp_path: Path, capsys: pytest.Captur
     assert (report["full_action_set"], report["sticky_actions"], report["no_ops"]) == (True, 0.25, 0)
     assert "sticky actions 0.25, full action set" in lines
     assert main(["evaluate", str(run), "--protocol", "mnih2015"]) == 1
-    assert "train with --no-full-action-set" in capsys.readouterr().err
+    assert "train with full_action_set=False" in capsys.readouterr().err
 
 
 def test_protocols_are_settings() -> None:

@@ -229,13 +229,11 @@ def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> Non
         ("brought:missing", "brought has no 'missing'"),
         ("nothing_here:make", "there is no module 'nothing_here'"),
         ("unheard-of-v0", r"factories of your own module:factory"),
-        ("brought.py:Counter", r"did you mean brought:Counter\?$"),
-        ("./brought:Counter", r"did you mean brought:Counter\?$"),
-        ("./brought.py:Counter", r"did you mean brought:Counter\?$"),
-        ("brought.Counter", r"did you mean brought:Counter\?$"),
-        ("brought/Counter", r"did you mean brought:Counter\?$"),
-        ("brought.py:Countr", r"did you mean brought:Counter\?$"),
-        ("brought", r"did you mean brought:\w+ or brought:\w+ or brought:\w+\?$"),
+        ("brought.py:Counter", "there is no module 'brought.py': a path is module:name, with dots for folders"),
+        ("./brought:Counter", "a path is module:name, with dots for folders"),
+        ("brought.Counter", "factories of your own module:factory"),
+        ("brought:Countr", r"did you mean Counter\?$"),
+        ("brought", "factories of your own module:factory"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_one_error(environment: str, message: str) -> None:
@@ -251,7 +249,7 @@ def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: P
             local.train(config, tmp_path / str(serial))
 
 
-NOT_FINITE = r"environment 1 \(--environment brought:make_not_finite\) returned "
+NOT_FINITE = r"environment 1 \(environment brought:make_not_finite\) returned "
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
@@ -278,7 +276,7 @@ def test_nan_and_infinity_name_environment_and_step(
         envs.step(action)
     with pytest.raises(UnavailableEnvironmentError) as raised:
         envs.step(action)
-    assert re.match(NOT_FINITE + message, raised.value.with_flags)
+    assert re.match(NOT_FINITE + message, str(raised.value))
 
 
 def test_a_first_observation_with_nan_is_named() -> None:

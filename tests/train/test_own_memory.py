@@ -20,7 +20,7 @@ class OwnMemory(EmbeddedMemory):
     @classmethod
     def check(cls, config, token):
         if config.n_step != 1:
-            raise ConfigurationError("{n_step} {value}: it must be 1 in a memory of transitions", value=config.n_step)
+            raise ConfigurationError(f"n_step {config.n_step}: it must be 1 in a memory of transitions")
         raise ReplayMemoryError(f"nothing answers at {config.replay}")
 """
 

@@ -250,7 +250,7 @@ def test_targets_of_any_names_are_computed_once(ahead: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["network", "loss"])
 def test_an_unknown_name_lists_the_names(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{name} big: it must be .*, or an import path module:name"):
+    with pytest.raises(ConfigurationError, match=rf"^{name} 'big': it must be .*, or an import path module:name"):
         small(**{name: "big"})
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
-import pickle
 import signal
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +18,7 @@ import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, Message, Resuming, RunFolderError, settings
+from innet_drl.train.errors import ConfigurationError, RunFolderError, resuming
 from innet_drl.train.run_folder import RunFolder
 
 COMMAND = "from innet_drl.cli import main; status = main(sys.argv[1:])"
@@ -52,7 +48,7 @@ def refused(code: str, *arguments: str, **environment: str) -> str:
     [
         ("CartPol-v1", "Did you mean: `CartPole`?"),
         ("atari/brekout", "did you mean breakout?"),
-        ("nothing_here:make", "--environment nothing_here:make: there is no module 'nothing_here'"),
+        ("nothing_here:make", "environment nothing_here:make: there is no module 'nothing_here'"),
     ],
 )
 def test_a_misspelt_environment(tmp_path: Path, name: str, message: str) -> None:
@@ -144,59 +140,12 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
     with pytest.raises(ConfigurationError, match=r"^batch_size '64': it must be an integer$"):
         small(batch_size=wrong)
     assert main(["train", "--preset", "cartpole", "--batch-size", "0"]) == 1
-    assert capsys.readouterr().err == "error: --batch-size 0: it must be at least 1 and at most 2^40\n"
+    assert capsys.readouterr().err == "error: batch_size 0: it must be greater than or equal to 1\n"
 
 
-@pytest.mark.parametrize(
-    ("message", "flags", "python"),
-    [
-        (
-            Message("take a lower {learning_rate} than {rate:g} ({learner_deadline})", rate=1.0),
-            "take a lower --learning-rate than 1 (--learner-deadline)",
-            "take a lower learning_rate than 1 (learner_deadline)",
-        ),
-        (
-            Message("choose another {folder}: {hint}", hint=Message("{no_video}")),
-            "choose another --out: --no-video",
-            "choose another folder: video=False",
-        ),
-        (settings(["n_step", "gamma"]), "--n-step and --gamma", "n_step and gamma"),
-        (
-            Message("continue: {how}.", how=Resuming("runs/x", further=True)),
-            "continue: --resume runs/x --steps N.",
-            "continue: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
-        ),
-        (
-            Message("continue with {how}, or not", how=Resuming("my runs/x")),
-            "continue with --resume 'my runs/x', or not",
-            "continue with train.run(config, folder='my runs/x', resume=True), or not",
-        ),
-        # Values are not read as templates.
-        (Message("{loss} {value}", value="{gamma} --seed"), "--loss {gamma} --seed", "loss {gamma} --seed"),
-    ],
-)
-def test_a_message_spells_settings_as_its_reader_writes_them(message: Message, flags: str, python: str) -> None:
-    error = pickle.loads(pickle.dumps(ConfigurationError("{message}", message=message)))
-    assert (message.with_flags, str(message)) == (error.with_flags, str(error)) == (flags, python)
-
-
-def test_the_fields_of_messages_are_values_or_settings() -> None:
-    """In every call with a template, such as `ConfigurationError("{gamma} {value}: ...", value=value)`."""
-    known = {field.name for field in dataclasses.fields(Config)} | {"folder", "resume", "launcher"}
-    known |= {"no_video", "no_full_action_set"}
-    package = Path(innet.__file__).parent
-    found = 0
-    for file in [*package.glob("train/**/*.py"), *package.glob("launch/*.py")]:
-        for call in ast.walk(ast.parse(file.read_text())):
-            if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)):
-                continue
-            name = getattr(call.func, "id", "")
-            values = {each.arg for each in call.keywords}
-            if name == "Message" or (name.endswith("Error") and values):
-                fields = {field for _, field, _, _ in string.Formatter().parse(str(call.args[0].value)) if field}
-                assert fields <= values | known, f"{file}:{call.lineno}"
-                found += 1
-    assert found > 30
+def test_a_message_says_how_to_continue_a_run() -> None:
+    assert resuming("my runs/x") == "--resume 'my runs/x' (in Python resume=True)"
+    assert resuming("runs/x", further=True) == "--resume runs/x --steps N (in Python resume=True)"
 
 
 class Counted(own_networks.Linear):
@@ -246,14 +195,16 @@ def test_output_without_a_reader_ends_quietly(command: str) -> None:
 
 
 @pytest.mark.parametrize("network", ["own_networks.Linear", "own_networks.py:Linear", "./own_networks:Linear"])
-def test_nearly_the_path_of_a_network_is_named(network: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"network .*did you mean own_networks:Linear\?$"):
+def test_the_form_of_a_path_of_a_network_is_named(network: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"network .*it must be .*an import path module:name$|a path is module:name, with dots"
+    ):
         local.train(small(network=network, serial=True), tmp_path / "run")
 
 
 @pytest.mark.parametrize("setting", ["replay", "gradients"])
 def test_nearly_embedded_is_no_address(setting: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{setting} embeded: it must be embedded, or an address such as"):
+    with pytest.raises(ConfigurationError, match=rf"{setting} 'embeded': it must be embedded, or an address such as"):
         small(**{setting: "embeded"})
     small(**{setting: "innet://embeded"})
 

@@ -438,7 +438,7 @@ def test_the_settings_of_a_run_are_a_file_of_settings(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("learning-rat: 1", "own.yaml: there is no setting 'learning-rat' in .*: did you mean learning_rate"),
-        ("steps: many", "own.yaml: steps 'many': it must be an integer or none"),
+        ("steps: many", "own.yaml: steps 'many': it must be an integer"),
         ("environment_args: 3", "own.yaml: environment_args 3: it must be a mapping of names to values"),
     ],
 )

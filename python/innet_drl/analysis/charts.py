@@ -95,7 +95,7 @@ def _of_each(runs: Sequence[RecordedRun], chart: Callable[..., Chart], *argument
 def _curve(run: RecordedRun, name: str, label: str, series: int) -> Curve:
     """The curve of a metric; of one by actor, the mean of the actors."""
     values = _mean_of_actors(run, name) if run.keys(name) else run.column(name)
-    return Curve(label, run.column("agent_steps"), values, series, markers=name == "evaluation_mean")
+    return Curve(label, run.column("agent_steps"), values, series, is_step=name == "evaluation_mean")
 
 
 def _predicted(run: RecordedRun, title: str) -> Chart:

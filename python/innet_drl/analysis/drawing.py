@@ -1,4 +1,4 @@
-"""Line charts as SVG, in colours for light and dark pages, with long curves downsampled."""
+"""Line charts as SVG, in colours for light and dark pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from innet_drl.analysis import pictures
 Values = NDArray[np.float64]
 
 POINTS = 300
-"""Largest number of points of a curve; each is the mean of a group, with a band from its minimum to its maximum."""
+"""Largest number of points of an area."""
 COLOURS = ("#2a78d6", "#e2601f", "#17936a", "#b87900", "#cf5186", "#5a8f2f", "#7668d0", "#d03b3b")
 """Colours of curves."""
 SERIES = len(COLOURS)
@@ -43,6 +43,10 @@ SETTINGS: dict[Any, object] = pictures.SETTINGS | {
     "grid.color": PALE,
     "grid.linewidth": 0.5,
     "axes.spines.left": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3,
+    # Long curves keep about two points for each pixel.
+    "path.simplify_threshold": 1.0,
 }
 
 
@@ -56,8 +60,8 @@ class Curve:
     series: int
     """Number of its colour and style."""
     opacity: float = 1.0
-    markers: bool = False
-    """Whether the curve is a step function with markers at its changes."""
+    is_step: bool = False
+    """Whether its values hold until the next one."""
 
     @property
     def dash(self) -> str:
@@ -95,21 +99,6 @@ class Chart:
         return [curve for curve in self.curves if curve.last is not None]
 
 
-def reduced(x: Values, y: Values, points: int = POINTS) -> tuple[Values, Values, Values, Values]:
-    """Returns at most `points` points of a curve: positions, means, least and largest values."""
-    kept = np.isfinite(x) & np.isfinite(y)
-    x, y = x[kept], y[kept]
-    if len(x) <= points:
-        return x, y, y, y
-    order = np.argsort(x, kind="stable")
-    x, y = x[order], y[order]
-    buckets = np.minimum(((x - x[0]) / max(x[-1] - x[0], 1e-9) * points).astype(int), points - 1)
-    starts = np.flatnonzero(np.diff(buckets, prepend=-1))
-    counts = np.diff(starts, append=len(x))
-    means = [np.add.reduceat(values, starts) / counts for values in (x, y)]
-    return means[0], means[1], np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
-
-
 def draw(chart: Chart) -> str:
     """Draws a chart as an SVG element."""
     with matplotlib.rc_context(SETTINGS):
@@ -125,29 +114,26 @@ def draw(chart: Chart) -> str:
 
 
 def _draw_curve(axis: Any, curve: Curve) -> None:
-    style = {"color": curve.colour, "alpha": None if curve.opacity == 1.0 else curve.opacity}
-    if curve.markers:
-        kept = np.isfinite(curve.y)
-        x, y = curve.x[kept], curve.y[kept]
-        changes = np.flatnonzero(np.diff(y, prepend=np.nan) != 0)
-        ends = np.append(changes, len(x) - 1)
-        axis.step(x[ends], y[ends], where="post", lw=1.0, ls=curve.dash, **style)
-        if len(changes) <= POINTS // 6:
-            axis.plot(x[changes], y[changes], "o", ms=3, mew=0, **style)
-        return
-    x, y, least, most = reduced(curve.x, curve.y)
-    # With many curves, bands would hide each other.
-    if curve.opacity == 1.0 and np.any(least < most):
-        axis.fill_between(x, least, most, color=style["color"], alpha=0.15, lw=0)
-    axis.plot(x, y, lw=1.3, ls=curve.dash, marker="o" if len(x) == 1 else None, ms=3, mew=0, **style)
+    kept = np.isfinite(curve.x) & np.isfinite(curve.y)
+    axis.plot(
+        curve.x[kept],
+        curve.y[kept],
+        drawstyle="steps-post" if curve.is_step else "default",
+        linestyle=curve.dash,
+        marker="o" if kept.sum() == 1 else None,
+        color=curve.colour,
+        alpha=curve.opacity,
+    )
 
 
 def _draw_stack(axis: Any, chart: Chart) -> None:
     if not chart.drawn:
         return
-    parts = [reduced(curve.x, np.nan_to_num(curve.y))[:2] for curve in chart.drawn]
-    x = parts[0][0]
-    axis.stackplot(x, *(y for _, y in parts), colors=[curve.colour for curve in chart.drawn], alpha=0.8, lw=0)
+    # matplotlib simplifies lines, and not areas.
+    step = 1 + len(chart.drawn[0].x) // POINTS
+    parts = [np.nan_to_num(curve.y[::step]) for curve in chart.drawn]
+    colours = [curve.colour for curve in chart.drawn]
+    axis.stackplot(chart.drawn[0].x[::step], *parts, colors=colours, alpha=0.8, lw=0)
     axis.set_ylim(0, 1)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from innet_drl.train.config import KeywordArguments
+from innet_drl.train.config import Count, Natural, Positive
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class RatioFlags:
     """Settings of the runs."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """File of settings, YAML or TOML, which changes the preset."""
-    settings: KeywordArguments = field(default_factory=dict)
+    settings: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY=VALUE ...]")] = ()
     """Settings that differ from the preset's, such as `batch_size=512 device=cpu`."""
-    actors: str = ""
-    """Numbers of actors, such as 1,2,4; by default up to twice the hardware threads."""
-    threads: str = ""
+    actors: tuple[Count, ...] = ()
+    """Numbers of actors, such as 1 2 4; by default up to twice the hardware threads."""
+    threads: tuple[Count, ...] = ()
     """Numbers of hardware threads for all processes of a run, by CPU affinity; by default halves of all."""
-    environments: str = ""
+    environments: tuple[Count, ...] = ()
     """Numbers of environments of an actor; by default from a quarter to twice the preset's."""
     grid: bool = False
     """Measure every combination, and not one list after the other."""
-    seconds: float = 10.0
+    seconds: Positive = 10.0
     """Measured time of a point."""
-    warm_up: float = 3.0
+    warm_up: Positive = 3.0
     """Seconds from a point's first update to its measured time, at least: it begins once the replay ratio was reached
     for so long, or after ten times as long."""
     json: Path = Path("ratio.json")
@@ -61,15 +61,15 @@ class WhatIfFlags:
 
     sweep: tyro.conf.Positional[Path]
     """The sweep's JSON file."""
-    cores: int | None = None
+    cores: Count | None = None
     """Hardware threads; the measured machine's by default."""
-    gpus: int | None = None
+    gpus: Natural | None = None
     """GPUs, each with a learner; the measured number by default. 0 or more, and only if a GPU was measured."""
-    gpu_speed: float = 1.0
+    gpu_speed: Positive = 1.0
     """Speed of a GPU, as a multiple of the measured one's."""
-    actors: int | None = None
+    actors: Count | None = None
     """Actors; by default the fewest that reach 99 % of the highest rate."""
-    environments: int | None = None
+    environments: Count | None = None
     """Environments of an actor; the recommended number of the sweep by default."""
     json: Path | None = None
     """File for the prediction."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import struct
 import tokenize
@@ -283,9 +282,9 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
 def no_column(place: str, name: str, known: Iterable[str], use: str = "") -> errors.SchemaError:
     """The error of a column that a data set or table does not have."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? It has" if close else "it has"
-    return errors.SchemaError(f"{place} has no column {name!r}{use}; {hint} {', '.join(names)}")
+    close = errors.closest(name, names)
+    hint = f"{close} It has" if close else "; it has"
+    return errors.SchemaError(f"{place} has no column {name!r}{use}{hint} {', '.join(names)}")
 
 
 def _same_order(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:

@@ -20,7 +20,7 @@ from innet_drl.launch.silence import Silence
 from innet_drl.train import environments, watchdog
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, Message
+from innet_drl.train.errors import ActorError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
 
@@ -103,9 +103,7 @@ class Actors:
             for index in range(config.actors)
         }
         self.launcher = launcher
-        self.silence = Silence(
-            Message("an environment may hang ({environment_timeout} replaces the actor then)"), clock
-        )
+        self.silence = Silence("an environment may hang (environment_timeout replaces the actor then)", clock)
         self._config = config
         self._clock = clock
         # Times of counted failures in the last `RESTART_MINUTES`.
@@ -156,8 +154,8 @@ class Actors:
         limit = self._config.environment_timeout
         # The last report may precede the step by up to a second.
         if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
-            hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
-            failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
+            hung = f"its environments did not return for {limit:g} s (environment_timeout); its stacks are above"
+            failure = failure or ProcessFailure(hung, fatal=False)
         reason = None if index in self._played else import_failure(ended.exit_code)
         if failure is None and reason is not None:
             failure = ProcessFailure(reason, fatal=True)
@@ -167,16 +165,14 @@ class Actors:
         text = failure.message if failure.kind in self._shown else failure.whole
         self._shown.add(failure.kind)
         if failure.fatal:
-            raise ActorError("actor {index} cannot play: {text}", index=index, text=text)
+            raise ActorError(f"actor {index} cannot play: {text}")
         left = self._restarts_left()
         if failure.counts:
             self._failures.append(self._clock())
             if left == 0:
                 failures = len(self._failures)
                 count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
-                raise ActorError(
-                    "actor {index} failed, and no restart is left{count}: {text}", index=index, count=count, text=text
-                )
+                raise ActorError(f"actor {index} failed, and no restart is left{count}: {text}")
             logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, text)
         else:
             logger.warning("actor %d is replaced, which is no restart: %s", index, text)

@@ -105,7 +105,7 @@ class Evaluator:
             try:
                 self._launcher.start(NAME, run_evaluator, self._config, self._spec)
             except ProcessError as error:
-                self._fail(ProcessFailure(error.message, fatal=False))
+                self._fail(ProcessFailure(str(error), fatal=False))
                 return
         self._runs = self._playing = True
         self._sending = self._thread.submit(self._launcher.send, NAME, parameters)

@@ -83,11 +83,8 @@ class Joining:
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
-                "--index {index}: run {name} has {number} actors, 0 to {last}: its learner's {actors} is their number",
-                index=self.index,
-                name=name,
-                number=config.actors,
-                last=config.actors - 1,
+                f"--index {self.index}: run {name} has {config.actors} actors, 0 to {config.actors - 1}: its learner's "
+                "actors is their number"
             )
         return config
 
@@ -120,7 +117,7 @@ def join(joining: Joining) -> None:
     if joining.index < 0:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
     if joining.replay_ca is not None and not joining.replay_ca.is_file():
-        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=joining.replay_ca)
+        raise ConfigurationError(f"replay_ca {joining.replay_ca}: there is no such file")
     name = joining.run
     while True:
         try:
@@ -148,9 +145,7 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
         live = {name: run for name, run in runs.items() if not run.ended and known in (None, name)}
         if len(live) > 1:
             raise ConfigurationError(
-                "{address} has several runs, {runs}: name the actor's by --run, or by {namespace}",
-                address=joining.replay,
-                runs=", ".join(live),
+                f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run, or by namespace"
             )
         if live:
             return live.popitem()

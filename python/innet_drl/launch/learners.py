@@ -35,7 +35,7 @@ from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import LearnerError, Message
+from innet_drl.train.errors import LearnerError
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
@@ -235,13 +235,13 @@ class Learners:
 
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
         if isinstance(message, ProcessFailure):
-            reason: str | Message = message.whole
+            reason = message.whole
         else:
             process = self._processes[number - 1]
             process.join(FAILURE_SECONDS)
-            silent = Message("it ended without a word, or was too slow ({learner_deadline})")
+            silent = "it ended without a word, or was too slow (learner_deadline)"
             reason = import_failure(process.exitcode) or silent
-        return LearnerError("learner {number} failed: {reason}", number=number, reason=reason)
+        return LearnerError(f"learner {number} failed: {reason}")
 
 
 def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:

@@ -22,7 +22,7 @@ from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
 from innet_drl.train.config import Config
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, Resuming
+from innet_drl.train.errors import ConfigurationError, resuming
 from innet_drl.train.exploration import unfinished_schedules
 from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
@@ -106,7 +106,7 @@ def _place(launcher: Importable, config: Config) -> Place:
         return lambda *_: contextlib.nullcontext(LocalLauncher)
 
     def unusable(reason: str) -> ConfigurationError:
-        return ConfigurationError("{launcher} {path}: {reason}", path=path_of(launcher), reason=reason)
+        return ConfigurationError(f"launcher {path_of(launcher)}: {reason}")
 
     if config.serial:
         raise unusable("omit it in a serial run, which is one process")
@@ -130,13 +130,13 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if resume:
         folder.checkpoint_to_resume()
     if config.replay_ca is not None and not config.replay_ca.is_file():
-        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=config.replay_ca)
+        raise ConfigurationError(f"replay_ca {config.replay_ca}: there is no such file")
     environments.check(config)
     if config.evaluated is not config:
         try:
             environments.check(config.evaluated)
         except ConfigurationError as error:
-            raise ConfigurationError("{evaluation_environment}: {error}", error=error) from error
+            raise ConfigurationError(f"evaluation_environment: {error}") from error
     if not config.serial:
         _check_pickles(config)
     for unfinished in unfinished_schedules(config):
@@ -150,9 +150,8 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
         with innet.connect(config.gradients, token=aggregator_token(config), tls_ca=config.replay_ca) as server:
             if "gradients" not in server.stats():
                 raise ConfigurationError(
-                    "the server at {address} sums no gradients: start it as innet-replay serve --gradients IP:PORT, or "
-                    "omit {gradients}",
-                    address=config.gradients,
+                    f"the server at {config.gradients} sums no gradients: start it as innet-replay serve --gradients "
+                    "IP:PORT, or omit gradients"
                 )
 
 
@@ -180,10 +179,8 @@ def _train(
         and config.steps <= resumed.state["meter"]["agent_steps"]
     ):
         raise ConfigurationError(
-            "{path} has taken its {taken:,} steps: continue with a larger number of them, {resuming}",
-            path=folder.path,
-            taken=config.steps,
-            resuming=Resuming(folder.path, further=True),
+            f"{folder.path} has taken its {config.steps:,} steps: continue with a larger number of them, "
+            f"{resuming(folder.path, further=True)}"
         )
     trainer = None
     try:
@@ -222,7 +219,6 @@ def _check_pickles(config: Config) -> None:
             cloudpickle.dumps(getattr(config, field.name))
         except Exception as error:
             raise ConfigurationError(
-                f"{{{field.name}}}: it cannot be pickled for the processes of the actors ({{error}}): create its "
-                "contents inside of the function, name it as module:name, or train in one process (serial=True)",
-                error=error,
+                f"{field.name}: it cannot be pickled for the processes of the actors ({error}): create its contents "
+                "inside of the function, name it as module:name, or train in one process (serial=True)"
             ) from error

@@ -23,7 +23,7 @@ from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import Learners
 from innet_drl.train.data_parallel import TrainingEnded
-from innet_drl.train.errors import ProcessError, ReplayMemoryError, Resuming
+from innet_drl.train.errors import ProcessError, ReplayMemoryError, resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
 from innet_drl.train.published_run import RunPublisher
 from innet_drl.train.stopwatch import TimedBatches
@@ -85,7 +85,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory)
-                    logger.error("a checkpoint has all updates: continue with %s", Resuming(trainer.folder.path))
+                    logger.error("a checkpoint has all updates: continue with %s", resuming(trainer.folder.path))
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise

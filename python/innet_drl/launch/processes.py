@@ -25,7 +25,7 @@ import innet_drl as innet
 from innet_drl.launch.fork_server import forking, is_forked, start_fork_server
 from innet_drl.signals import END_SIGNALS
 from innet_drl.train.config import Config
-from innet_drl.train.errors import Message, ProcessError, TrainingError, trace_of
+from innet_drl.train.errors import ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
 
 __all__ = [
@@ -58,7 +58,7 @@ MAIN_GUARD = (
 class ProcessFailure:
     """The last message of a process that failed."""
 
-    message: str | Message
+    message: str
     fatal: bool
     """Whether a replacement would fail in the same way."""
     counts: bool = True
@@ -70,7 +70,7 @@ class ProcessFailure:
     def of(cls, error: BaseException, *, fatal: bool) -> ProcessFailure:
         """Returns the failure of an error; `fatal` applies to errors without a message for the user."""
         if isinstance(error, TrainingError):
-            return cls(error.message, fatal=True, trace=trace_of(error))
+            return cls(str(error), fatal=True, trace=trace_of(error))
         if isinstance(error, innet.ReplayError):
             return cls(str(error), fatal=True)
         return cls.unforeseen(error, fatal=fatal)
@@ -85,16 +85,12 @@ class ProcessFailure:
     @property
     def kind(self) -> str:
         """Key of failures with the same cause: the stack of the traceback, or the message."""
-        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or str(self.message)
+        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or self.message
 
     @property
-    def whole(self) -> str | Message:
+    def whole(self) -> str:
         """The message with the traceback."""
-        return (
-            Message("{message}\n{trace}", message=self.message, trace=self.trace.rstrip())
-            if self.trace
-            else self.message
-        )
+        return f"{self.message}\n{self.trace.rstrip()}" if self.trace else self.message
 
 
 def forbid_in_children() -> None:
@@ -112,10 +108,8 @@ def forbid_as_daemon(config: Config) -> None:
     """Refuses to train in a process that may start no processes, such as the workers of `multiprocessing.Pool`."""
     if multiprocessing.current_process().daemon and (config.async_environments or not config.serial):
         raise ProcessError(
-            Message(
-                "a run starts processes, which multiprocessing forbids in daemons, such as the workers of "
-                "multiprocessing.Pool: take concurrent.futures.ProcessPoolExecutor, or train in one process ({serial})"
-            )
+            "a run starts processes, which multiprocessing forbids in daemons, such as the workers of "
+            "multiprocessing.Pool: take concurrent.futures.ProcessPoolExecutor, or train in one process (serial)"
         )
 
 

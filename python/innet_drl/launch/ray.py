@@ -26,7 +26,7 @@ import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
 from innet_drl.launch.processes import ProcessFailure, environment_variable
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, Message, ProcessError
+from innet_drl.train.errors import ConfigurationError, ProcessError
 from innet_drl.train.machine import cores
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def check(config: Config) -> None:
     """Refuses settings that do not fit a cluster."""
     if config.replay.startswith("unix://"):
         advice = "omit it, or name a server by innet://host:port"
-        raise _unusable(Message(f"actors on other nodes cannot reach {{replay}} {config.replay}: {advice}"))
+        raise _unusable(f"actors on other nodes cannot reach replay {config.replay}: {advice}")
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
         raise _unusable(
@@ -94,8 +94,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         here = next(each for each in ray.nodes() if each["NodeID"] == node)
         wanted = bundles(config, gpus=int(here["Resources"].get("GPU", 0)))
         if any(group["name"] == full and group["state"] != "REMOVED" for group in placement_group_table().values()):
-            advice = "choose another {folder}, whose last part is the name"
-            raise _unusable(Message(f"another run named {{name!r}} is on the cluster: {advice}", name=name))
+            advice = "choose another folder, whose last part is the name"
+            raise _unusable(f"another run named {name!r} is on the cluster: {advice}")
         check_node(wanted, here)
         # The run's folder and the terminal of the learner are on this node.
         labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
@@ -105,8 +105,7 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         while not group.wait(WAIT_SECONDS):
             waiting = f"waiting for the Ray cluster: {_lacking(wanted, here)}"
             if waiting != said:
-                lower = Message("{actors}")
-                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower %s", waiting, lower)
+                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower actors", waiting)
                 say(waiting)
                 said = waiting
         logger.info("placed by Ray: %s", _placement(group, list(wanted)))
@@ -142,17 +141,15 @@ def _connected(config: Config) -> Iterator[None]:
 def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
     """Refuses a learner that exceeds this node's resources: more nodes would not help."""
     for resource, advice in (
-        ("GPU", "take {device} cpu"),
-        ("CPU", "lower {learner_threads} or {learners}, name a server ({replay})"),
+        ("GPU", "take device cpu"),
+        ("CPU", "lower learner_threads or learners, name a server (replay)"),
     ):
         needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
         present = here["Resources"].get(resource, 0)
         if sum(needs.values()) > present:
             few = f"{present:g} {resource}, too few for {', '.join(needs)} ({sum(needs.values()):g})"
             start = "or start the command on another node"
-            raise _unusable(
-                Message(f"this node ({{node}}) has {few}: {advice}, {start}", node=here["NodeManagerAddress"])
-            )
+            raise _unusable(f"this node ({here['NodeManagerAddress']}) has {few}: {advice}, {start}")
 
 
 def _lacking(wanted: Bundles, here: dict[str, Any]) -> str:
@@ -402,8 +399,8 @@ class RayLauncher(Launcher):
             self._forget(name)
 
 
-def _unusable(reason: str | Message) -> ConfigurationError:
-    return ConfigurationError("{launcher} ray: {reason}", reason=reason)
+def _unusable(reason: str) -> ConfigurationError:
+    return ConfigurationError(f"launcher ray: {reason}")
 
 
 def _summary(error: BaseException) -> str:

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from innet_drl.train.errors import Message
-
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 60.0
@@ -22,7 +20,7 @@ class Silence:
     Such a learner lets each actor write within seconds, so that the actor's environment causes a long silence.
     """
 
-    def __init__(self, cause: str | Message, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cause: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._cause = cause
         self._clock = clock
         self._checked = clock()
@@ -56,11 +54,9 @@ class Silence:
 
     def note(self) -> str:
         """Note on silent actors for the page; may be empty."""
-        return self._line(sorted(self._named)).with_flags if self._named else ""
+        return self._line(sorted(self._named)) if self._named else ""
 
-    def _line(self, actors: list[int]) -> Message:
+    def _line(self, actors: list[int]) -> str:
         names = f"actor {actors[0]} has" if len(actors) == 1 else f"actors {', '.join(map(str, actors))} have"
         seconds = min(self._silent[actor] for actor in actors)
-        return Message(
-            "{names} not stepped for {seconds:.0f} s: {cause}", names=names, seconds=seconds, cause=self._cause
-        )
+        return f"{names} not stepped for {seconds:.0f} s: {self._cause}"

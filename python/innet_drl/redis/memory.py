@@ -53,9 +53,7 @@ class RedisMemory(ReplayMemory):
         """Connects to the Redis. Refuses several learners and `max_version_lag`, which Redis does not support."""
         for name, only in (("learners", 1), ("max_version_lag", 0)):
             if (value := getattr(config, name)) != only:
-                raise ConfigurationError(
-                    f"{{{name}}} {value}: it must be {only} with {{replay}} {{address}}", address=config.replay
-                )
+                raise ConfigurationError(f"{name} {value}: it must be {only} with replay {config.replay}")
         RedisStore(config.replay, "", token, {}).close()
 
     @classmethod
@@ -70,11 +68,9 @@ class RedisMemory(ReplayMemory):
             if not settings.resumed and store.holds_experience():
                 name = settings.table.name
                 raise ConfigurationError(
-                    "{address} holds the keys of another run named {name!r}: continue that run ({resume}), choose "
-                    "another {folder}, whose last part names the keys, or delete them (redis-cli del "
-                    "innet:{name}:experience innet:{name}:parameters)",
-                    address=settings.address,
-                    name=name,
+                    f"{settings.address} holds the keys of another run named {name!r}: continue that run (resume), "
+                    "choose another folder, whose last part names the keys, or delete them (redis-cli del "
+                    f"innet:{name}:experience innet:{name}:parameters)"
                 )
             store.clear()
             with make_replay(settings, _message_format(settings).table) as own:

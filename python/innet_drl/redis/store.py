@@ -148,7 +148,7 @@ class RedisStore:
     def foreign(self, what: str) -> ReplayMemoryError:
         """Makes the error of a value that this run did not write."""
         return ReplayMemoryError(
-            f"{self.address} holds something that this run did not write ({what}): choose another --out, whose last "
+            f"{self.address} holds something that this run did not write ({what}): choose another folder, whose last "
             "part names the keys, or delete them"
         )
 
@@ -183,25 +183,20 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigurationError(
-            "{replay} {address}: it is redis://host:port, with the port of the Redis", address=address
-        )
+        raise ConfigurationError(f"replay {address}: it is redis://host:port, with the port of the Redis")
     if parts.password or parts.username:
         raise ConfigurationError(
-            "{replay} {address}: omit the password and set INNET_TOKEN: settings are written to the run's config.yaml",
-            address="redis://...",
+            f"replay {'redis://...'}: omit the password and set INNET_TOKEN: settings are written to the run's "
+            "config.yaml"
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        raise ConfigurationError(
-            "{replay} {address}: the path after the port is the number of a database", address=address
-        )
+        raise ConfigurationError(f"replay {address}: the path after the port is the number of a database")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     message, transitions = given.pop("message", "frames"), given.pop("transitions", str(TRANSITIONS))
     if given or message not in get_args(MessageFormatName) or not transitions.isdecimal() or int(transitions) < 1:
         raise ConfigurationError(
-            f"{{replay}} {{address}}: the options are message={' or '.join(get_args(MessageFormatName))} and "
-            f"transitions, at least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}",
-            address=address,
+            f"replay {address}: the options are message={' or '.join(get_args(MessageFormatName))} and transitions, at "
+            f"least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}"
         )
     server = urlunsplit(parts._replace(query="", fragment=""))
     return server, MessageOptions(cast("MessageFormatName", message), int(transitions))

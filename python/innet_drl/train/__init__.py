@@ -19,7 +19,7 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 
 | files | subject |
 | --- | --- |
-| `config`, `setting_values`, `presets`, `flags` | settings, their types and files, presets, flags |
+| `config`, `settings_file`, `presets`, `flags` | settings, their types and files, presets, flags |
 | `environments` | anything that Gymnasium makes or a factory returns |
 | `networks`, `losses`, `importing` | networks, losses, import paths of user code |
 | `exploration`, `actor`, `prediction` | epsilon-greedy exploration; playing; values against returns |

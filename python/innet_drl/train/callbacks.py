@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from innet_drl.errors import closest
 from innet_drl.train.config import Config
 from innet_drl.train.cost import Cost
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Game, Meter, Metrics
-from innet_drl.train.setting_values import did_you_mean
 
 if TYPE_CHECKING:
     # This module must not import torch: it is imported to check arguments.
@@ -141,7 +141,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
         own = [kind for kind in type(callback).__mro__ if issubclass(kind, Callback)]
         for name in (name for kind in own for name in vars(kind) if name.startswith("on_")):
             if name not in METHODS:
-                hint = did_you_mean(name, METHODS, otherwise=f"it calls {', '.join(METHODS)}")
+                hint = closest(name, METHODS, f"it calls {', '.join(METHODS)}")
                 raise ConfigurationError(f"callbacks: {_name(callback)} has {name}, which no run calls{hint}")
             given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
             try:

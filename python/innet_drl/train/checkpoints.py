@@ -83,10 +83,9 @@ def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tenso
     other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
     if other:
         raise RunFolderError(
-            "the checkpoint is of another network than the run's settings make: they differ in {names}{others}. "
-            "Continue with the release or module that wrote it, or train anew with another {folder}",
-            names=", ".join(other[:4]),
-            others=" and others" if len(other) > 4 else "",
+            "the checkpoint is of another network than the run's settings make: they differ in "
+            f"{', '.join(other[:4])}{' and others' if len(other) > 4 else ''}. Continue with the release or module "
+            "that wrote it, or train anew with another folder"
         )
     network.load_state_dict(saved)
 

@@ -7,27 +7,22 @@ and no specific game: a game's preset is a `Config` with other defaults. A run w
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pydantic.dataclasses
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 import innet_drl as innet
+from innet_drl.errors import closest
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.importing import Importable, is_path, near_path, path_of
-from innet_drl.train.setting_values import (
-    can_be_imported,
-    conform,
-    did_you_mean,
-    plain,
-    read_mapping,
-    write_mapping,
-)
+from innet_drl.train.importing import Importable, can_be_imported, is_path, path_of
+from innet_drl.train.settings_file import plain, read_mapping, write_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +35,8 @@ NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
 LOSSES = ("double_q", "categorical", "quantile")
 """Names of `--loss`."""
 
-PATH = "an import path module:name"
-"""Last part of messages about settings that may be import paths."""
-
 NEWER = "install the release that wrote the file, which may be newer"
 """Last part of messages about settings in a file."""
-
-EMBEDDED = "embedded, or an address such as innet://host:7710"
-
-NAMESPACE = "[A-Za-z0-9._-]{1,40}"
-"""Pattern of namespaces, as in `innet_drl.connect`."""
 
 MAX_SEED = 1 << 30
 """Largest seed: evaluations and environments add to it, and Atari seeds have 31 bits."""
@@ -57,31 +44,108 @@ MAX_SEED = 1 << 30
 MAX_LEARNERS = 64
 """Largest number of workers of a gradient job."""
 
-Bound = tuple[Callable[[Any], bool], str]
-"""A check of a setting's value, which may be `None` if its type allows it, and the allowed values in words."""
-Count = Annotated[int, (lambda value: value is None or 1 <= value <= 2**40, "at least 1 and at most 2^40")]
-Several = Annotated[int, (lambda value: value >= 2, "at least 2")]
-Natural = Annotated[int, (lambda value: 0 <= value <= 2**40, "at least 0 and at most 2^40")]
-Few = Annotated[int, (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024")]
-Threads = Annotated[int, (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")]
-Seed = Annotated[int, (lambda value: 0 <= value < MAX_SEED, f"from 0 to {MAX_SEED - 1}")]
-Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
-Seconds = Annotated[float, (lambda value: value is None or 0 < value <= 1e9, "above 0 and at most 1e9")]
-Minutes = Annotated[float, (lambda value: value is None or 0 < value <= 1e7, "above 0 and at most 1e7")]
-Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
+
+def _named(*names: str) -> AfterValidator:
+    """Accepts one of some names, an import path, or a function or class."""
+
+    def check(value: Importable) -> Importable:
+        if isinstance(value, str) and value not in names and not is_path(value):
+            raise ValueError(f"it must be {', '.join(names)}, or an import path module:name")
+        return value
+
+    return AfterValidator(check)
+
+
+def _address(value: str) -> str:
+    if value != "embedded" and "://" not in value:
+        raise ValueError("it must be embedded, or an address such as innet://host:7710")
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not re.fullmatch("[A-Za-z0-9._-]{0,40}", value):
+        raise ValueError("it must be up to 40 ASCII letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _switch(value: Any) -> Any:
+    """Turns bools into words: YAML reads the words on and off as bools."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+Count = Annotated[int, Field(ge=1, le=2**40)]
+Several = Annotated[int, Field(ge=2)]
+Natural = Annotated[int, Field(ge=0, le=2**40)]
+Few = Annotated[int, Field(ge=0, le=1024)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED)]
+Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Minutes = Annotated[float, Field(gt=0, le=1e7)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Address = Annotated[str, AfterValidator(_address)]
 KeywordArguments = dict[str, Any]
+# Files have lists for tuples, and text for paths.
+_Converted = Field(strict=False)
 
 
-class _Named:
-    """Raises a clear error for unknown arguments, unlike a dataclass."""
+class _ClearErrors(type):
+    """Turns the errors of pydantic into one line that names the setting."""
 
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        check_names(settings)
-        return super().__new__(cls)
+    def __call__(cls, *arguments: Any, **settings: Any) -> Any:
+        """Makes the structure.
+
+        Raises:
+            ConfigurationError: An unknown setting, or a value of another type or out of range.
+        """
+        settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+        try:
+            return super().__call__(*arguments, **settings)
+        except pydantic.ValidationError as error:
+            raise ConfigurationError(message_of(error, settings)) from None
 
 
-@dataclass(frozen=True)
-class Config(_Named):
+_KINDS = {
+    "bool_type": "true or false",
+    "callable_type": "a function or class",
+    "dict_type": "a mapping of names to values",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "is_instance_of": "a path",
+    "path_type": "a path",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+"""Kinds of values, by the errors that pydantic has for other ones."""
+
+
+def message_of(error: pydantic.ValidationError, settings: Mapping[str, Any]) -> str:
+    """The message of the first wrong setting; of a union, what each part says."""
+    errors: list[Any] = error.errors(include_url=False)
+    first = errors[0]
+    context = first.get("ctx", {})
+    if not first["loc"]:
+        return str(context.get("error", first["msg"]))
+    name, *parts = first["loc"]
+    if first["type"] in ("unexpected_keyword_argument", "unexpected_positional_argument"):
+        return unknown(str(name), "innet-drl train --help lists them")
+    if first["type"] == "missing" and not parts:
+        return f"{name}: it has to be given"
+    errors = [each for each in errors if each["loc"][0] == name]
+    wanted = [_KINDS.get(each["type"]) or each["msg"].removeprefix("Input should be ") for each in errors]
+    item = f"item {parts[0] + 1}" if parts and isinstance(parts[0], int) else "it"
+    if first["type"] in ("missing", "too_long"):
+        text = f"it must have {context.get('max_length') or errors[-1]['loc'][1] + 1} items"
+    else:
+        text = str(context.get("error") or f"{item} must be {' or '.join(dict.fromkeys(wanted))}")
+    return f"{name} {settings.get(name, first['input'])!r}: {text}"
+
+
+@pydantic.dataclasses.dataclass(
+    frozen=True,
+    config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
+)
+class Config(metaclass=_ClearErrors):
     """Settings of a run. Steps are agent steps: one action of one environment.
 
     Each is a flag of `innet-drl train`, too. Its help, and docs/reference/innet_drl.train.md, have the meanings.
@@ -97,7 +161,7 @@ class Config(_Named):
     class that makes a Gymnasium environment. In Python also the function or class itself."""
     environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
     """Keyword arguments of the environment, as `key=value ...` on the command line."""
-    environment_wrappers: tuple[Importable, ...] = ()
+    environment_wrappers: Annotated[tuple[Importable, ...], _Converted] = ()
     """Wrappers around each environment, the innermost first, each as `module:Wrapper`."""
     async_environments: bool = False
     """Step each environment in a process of its own: for slow ones. Not for `atari/<game>`, which has threads."""
@@ -110,15 +174,15 @@ class Config(_Named):
     """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False
     """Run one actor and the learner in turn in one process: the run is a function of the seed."""
-    replay: str = "embedded"
+    replay: Address = "embedded"
     """`embedded` keeps the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
     `unix:///path`) uses a server. Packages add memories with schemes and options of their own
     (`scheme://host:port?option=value`). The environment variable INNET_TOKEN has the token or
     password, and INNET_ACTOR_TOKEN, if set, the actors' token of a server."""
-    namespace: str = ""
+    namespace: Annotated[str, AfterValidator(_namespace)] = ""
     """The run's namespace at a server that several runs share: the names of its tables and parameters there begin with
     it. Up to 40 ASCII letters, digits, `.`, `_` and `-`; empty for none."""
-    replay_ca: Path | None = None
+    replay_ca: Annotated[Path, _Converted] | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
     replay_patience: Seconds = 60.0
     """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
@@ -147,7 +211,7 @@ class Config(_Named):
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
     """Actors that may die and be replaced within ten minutes before the run fails."""
-    environment_timeout: Seconds | None = None
+    environment_timeout: Annotated[float, Field(ge=2, le=1e9)] | None = None
     """Seconds of one step or reset of the environments after which an actor prints its stacks and is replaced: for
     environments that may hang. None waits, and the log names the actor after a minute. Not in a serial run."""
     pull_period: Count = 4
@@ -164,7 +228,7 @@ class Config(_Named):
 
     # Atari.
 
-    frame_size: Count = 84
+    frame_size: Annotated[int, Field(ge=1, le=210)] = 84
     """Height and width to which frames are scaled (Mnih et al., 2015: 84). Smaller ones make quicker updates."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
@@ -182,25 +246,25 @@ class Config(_Named):
 
     # Network.
 
-    network: Importable = "auto"
+    network: Annotated[Importable, _named(*NETWORKS)] = "auto"
     """`nature` or `impala` for images, `mlp` for vectors, `dict` for dictionaries, or `module:Class`; `auto` chooses
     by the observation, and `nature` for images of 36 pixels and more."""
     impala_norm: Literal["none", "layer", "spectral"] = "none"
     """Normalisation in the residual blocks of `impala`: layer normalisation of activations, or spectral normalisation
     of weights."""
-    channels: tuple[int, int, int] = (16, 32, 32)
+    channels: Annotated[tuple[Count, Count, Count], _Converted] = (16, 32, 32)
     """Filters of the three convolutions of `nature` (8x8 stride 4, 4x4 stride 2, 3x3 stride 1), or of the three
     sections of `impala`."""
     hidden: Count = 256
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
-    layers: tuple[int, ...] = (128,)
+    layers: Annotated[tuple[Count, ...], _Converted] = (128,)
     """Units of the layers before the head, if the observation is a vector."""
     layer_norm: bool = False
     """Normalise the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
 
     # Loss.
 
-    loss: Importable = "double_q"
+    loss: Annotated[Importable, _named(*LOSSES)] = "double_q"
     """`double_q`, `categorical` (C51), `quantile` (QR-DQN), or `module:function`."""
     munchausen: bool = False
     """Add the scaled log-policy to the reward and bootstrap from the soft value (Vieillard et al., 2020)."""
@@ -208,11 +272,11 @@ class Config(_Named):
     """Alpha: factor of the log-policy."""
     munchausen_temperature: Positive = 0.03
     """Tau: temperature of the policy, softmax(Q / tau)."""
-    munchausen_floor: float = -1.0
+    munchausen_floor: Annotated[float, Field(le=0)] = -1.0
     """Lower bound of tau times the log-policy."""
     atoms: Several = 51
     """Atoms of `categorical`."""
-    value_range: tuple[float, float] = (-10.0, 10.0)
+    value_range: Annotated[tuple[float, float], _Converted] = (-10.0, 10.0)
     """Lowest and highest return of `categorical`."""
     quantiles: Several = 200
     """Quantiles of `quantile`."""
@@ -270,17 +334,17 @@ class Config(_Named):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; `auto` is CUDA if there is any, but the CPU in a serial run: results of CUDA
     are not a function of the seed."""
-    learners: Count = 1
+    learners: Annotated[int, Field(ge=1, le=MAX_LEARNERS)] = 1
     """Learner processes. Each samples batches of its own, and all apply the mean of their gradients: an update uses
     `learners` times `batch_size` transitions."""
-    gradients: str = "embedded"
+    gradients: Address = "embedded"
     """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
     learner_deadline: Seconds = 300.0
     """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
     learner_threads: Few = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
-    targets_ahead: Literal["auto", "on", "off"] = "auto"
+    targets_ahead: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Compute the targets of the next batch in a second thread while the learner updates on this one; `auto`
     does for images on a CPU with more than one core."""
     numerics: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -295,8 +359,8 @@ class Config(_Named):
     """Environment of evaluations and videos, as `environment`, with the same spaces; empty for the one that is trained
     on."""
     evaluation_environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
-    """Keyword arguments of evaluations' environment, in place of `environment_args`; alone they are for the same
-    environment."""
+    """Keyword arguments of evaluations' environment, in place of `environment_args`. Without
+    `evaluation_environment`, they apply to the training environment."""
     evaluation_games: Count = 30
     """Games of one evaluation."""
     evaluation_epsilon: Share = 0.0
@@ -327,59 +391,59 @@ class Config(_Named):
     --trace`; none by default."""
 
     def __post_init__(self) -> None:
-        for name, (hint, _) in _hints().items():
-            object.__setattr__(self, name, conform(name, getattr(self, name), hint))
-        for name, holds, wanted in self._checks():
-            if not holds:
-                value = getattr(self, name)
-                near = near_path(value) if wanted.endswith(PATH) else ""
-                raise ConfigurationError(f"{{{name}}} {{value}}: it must be {wanted}{{near}}", value=value, near=near)
-
-    def _checks(self) -> Iterator[tuple[str, bool, str]]:
-        """Yields names of settings, whether their values are valid, and the allowed values as a message template."""
-        for name, (_, bounds) in _hints().items():
-            value = getattr(self, name)
-            yield name, not isinstance(value, float) or math.isfinite(value), "a finite number"
-            yield from ((name, holds(value), wanted) for holds, wanted in bounds)
+        """Checks the settings that depend on each other."""
         scheme, lowest = self.replay.partition("://")[0], self.environments * (self.chunk_steps + self.n_step)
-        motion = "at least 2 in Atari games, where one frame shows no motion (the preset breakout has 4)"
-        yield "stack", self.stack >= 2 or not self.is_atari, motion
-        patient = self.environment_timeout is None or self.environment_timeout >= 2
-        yield "environment_timeout", patient, "at least 2: a busy machine delays steps"
-        yield "frame_size", self.frame_size <= 210, "at most 210, the height of the console's picture"
-        yield "channels", len(self.channels) == 3, "of three convolutions"
-        for name in ("channels", "layers"):
-            yield name, min(getattr(self, name), default=1) >= 1, "at least 1 each"
-        for name, known in (("network", NETWORKS), ("loss", LOSSES)):
-            own = getattr(self, name)
-            yield name, callable(own) or is_path(own) or own in known, f"{', '.join(known)}, or {PATH}"
-        bounded = len(self.value_range) == 2 and -math.inf < self.value_range[0] < self.value_range[1] < math.inf
-        yield "value_range", bounded, "a lower and a higher return"
-        yield "munchausen_floor", self.munchausen_floor <= 0, "at most 0"
-        threads = "omitted for Atari games, which {environment_threads} steps"
-        yield "async_environments", not (self.async_environments and self.is_atari), threads
-        one = "omitted in a serial run, which is one process with its memory in it"
-        yield "replay", not self.serial or self.replay == "embedded", one
-        fits = not self.namespace or re.fullmatch(NAMESPACE, self.namespace) is not None
-        yield "namespace", fits, "up to 40 ASCII letters, digits, '.', '_' and '-'"
-        shared = "empty without a server ({replay} innet://host:port), which other runs could share"
-        yield "namespace", not self.namespace or scheme in SERVER_SCHEMES, shared
-        ours = self.preload is None or self.replay == "embedded" or scheme in SERVER_SCHEMES
-        yield "preload", ours, "omitted with the memory of another package"
-        both = not (self.preload and self.preload_share) or 0 < self.demonstrations < self.batch_size
-        yield "preload_share", both, f"0, or a share of a batch ({self.batch_size}) that leaves items of each table"
-        for name in ("replay", "gradients"):
-            yield name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED
-        both = (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0)
-        yield "learning_rate_final", both, "given with {learning_rate_anneal_updates}, and not without"
-        averaged = self.publish == "newest" or self.average_decay > 0
-        yield "publish", averaged, "newest without an average ({average_decay} 0)"
-        yield "learners", self.learners == 1 or not self.serial, "1 in a serial run"
-        yield "learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"
-        yield "min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"
-        arrive = f"above {lowest}, the steps of an actor before its first chunks arrive"
-        yield "min_size", self.min_size > lowest, arrive
-        yield "min_size", self.min_size >= self.batch_size, f"at least a batch ({self.batch_size})"
+        is_server = scheme in SERVER_SCHEMES
+        demonstrated = bool(self.preload and self.preload_share)
+        for name, holds, wanted in (
+            ("stack", self.stack >= 2 or not self.is_atari, "at least 2 in Atari games: one frame shows no motion"),
+            ("value_range", self.value_range[0] < self.value_range[1], "a lower and a higher return"),
+            (
+                "async_environments",
+                not (self.async_environments and self.is_atari),
+                "omitted for Atari games, which environment_threads steps",
+            ),
+            (
+                "replay",
+                not self.serial or self.replay == "embedded",
+                "omitted in a serial run, which is one process with its memory in it",
+            ),
+            (
+                "namespace",
+                not self.namespace or is_server,
+                "empty without a server (replay innet://host:port), which other runs could share",
+            ),
+            (
+                "preload",
+                self.preload is None or self.replay == "embedded" or is_server,
+                "omitted with the memory of another package",
+            ),
+            (
+                "preload_share",
+                not demonstrated or 0 < self.demonstrations < self.batch_size,
+                f"0, or a share of a batch ({self.batch_size}) that leaves items of each table",
+            ),
+            (
+                "learning_rate_final",
+                (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0),
+                "given with learning_rate_anneal_updates, and not without",
+            ),
+            (
+                "publish",
+                self.publish == "newest" or self.average_decay > 0,
+                "newest without an average (average_decay 0)",
+            ),
+            ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
+            ("min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"),
+            (
+                "min_size",
+                self.min_size > lowest,
+                f"above {lowest}, the steps of an actor before its first chunks arrive",
+            ),
+            ("min_size", self.min_size >= self.batch_size, f"at least a batch ({self.batch_size})"),
+        ):
+            if not holds:
+                raise ConfigurationError(f"{name} {getattr(self, name)!r}: it must be {wanted}")
 
     @property
     def is_atari(self) -> bool:
@@ -478,7 +542,7 @@ class Config(_Named):
         values = read_mapping(path)
         known = {field.name for field in dataclasses.fields(cls)}
         if other := [str(name) for name in values if name not in known]:
-            hints = [f"{name}{did_you_mean(name, known)}" for name in other]
+            hints = [f"{name}{closest(name, known)}" for name in other]
             logger.warning(
                 "%s: innet-drl %s does not have the setting %s; it is left out: for the run as it was, install the "
                 "release that wrote the file",
@@ -492,44 +556,28 @@ class Config(_Named):
         try:
             return cls(**values)
         except ConfigurationError as error:
-            # The error spells settings as the file does.
             raise ConfigurationError(f"{path}: {error}; correct it, or {NEWER}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`."""
     values = read_mapping(path)
-    check_names(values, f"{path}: ")
+    known = {field.name for field in dataclasses.fields(Config)}
+    for name in values:
+        if name not in known:
+            raise ConfigurationError(f"{path}: {unknown(str(name), f'remove it, or {NEWER}')}")
     return values
 
 
-def check_names(names: Iterable[str], where: str = "") -> None:
-    """Checks names of settings."""
-    known = [field.name for field in dataclasses.fields(Config)]
-    unknown = f"remove it, or {NEWER}" if where else "innet-drl train --help lists them"
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(str(name), known, otherwise=unknown)
-            if name == "preset":
-                hint = ": a preset is chosen by the flag --preset, or by train.preset(name)"
-            raise ConfigurationError(f"{where}there is no setting {name!r} in innet-drl {innet.__version__}{hint}")
-
-
-@functools.cache
-def _hints() -> dict[str, tuple[Any, list[Bound]]]:
-    """Types of the settings, each with its bounds."""
-    types, found = get_type_hints(Config), {}
-    for name, hint in get_type_hints(Config, include_extras=True).items():
-        bounds = [bound for each in (hint, *get_args(hint)) for bound in getattr(each, "__metadata__", ())]
-        found[name] = types[name], bounds
-    return found
+def unknown(name: str, otherwise: str) -> str:
+    """The message of a setting that does not exist."""
+    hint = closest(name, [field.name for field in dataclasses.fields(Config)], otherwise)
+    if name == "preset":
+        hint = ": a preset is chosen by the flag --preset, or by train.preset(name)"
+    return f"there is no setting {name!r} in innet-drl {innet.__version__}{hint}"
 
 
 def _unpickled(values: bytes) -> Config:
     import cloudpickle
 
     return Config(**cloudpickle.loads(values))
-
-
-def _is_nearly_embedded(address: str) -> bool:
-    return address != "embedded" and bool(difflib.get_close_matches(address, ["embedded"], cutoff=0.8))

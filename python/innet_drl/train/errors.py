@@ -10,94 +10,23 @@ import errno
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-_IN_PYTHON = {"resume": "resume=True", "no_video": "video=False", "no_full_action_set": "full_action_set=False"}
 
 
-class Message:
-    """A sentence for errors and logs, which spells settings as Python arguments or as flags.
-
-    Args:
-        template: The sentence. `{batch_size}` is `--batch-size` on the command line and `batch_size` elsewhere,
-            `{folder}` is `--out`, and `{no_video}` is `--no-video` or `video=False`, unless it names a value.
-        values: Values by name, which may be messages and errors.
-    """
-
-    def __init__(self, template: str, /, **values: object) -> None:
-        self.text = template.format_map(_Fields(values, lambda name: _IN_PYTHON.get(name, name)))
-        self.with_flags = template.format_map(_Fields({name: with_flags(each) for name, each in values.items()}, flag))
-        """The sentence for the command line."""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class _Fields(dict[str, object]):
-    """Fields of a message: its values, and the spelled names of settings."""
-
-    def __init__(self, values: dict[str, object], spell: Callable[[str], str]) -> None:
-        super().__init__(values)
-        self._spell = spell
-
-    def __missing__(self, name: str) -> str:
-        return self._spell(name)
-
-
-@dataclass(frozen=True)
-class Resuming:
-    """How to continue the run of a folder, for a message; with `further`, beyond its steps."""
-
-    folder: str | PathLike[str]
-    further: bool = False
-
-    def __str__(self) -> str:
-        config = "dataclasses.replace(config, steps=N)" if self.further else "config"
-        return f"train.run({config}, folder={str(self.folder)!r}, resume=True)"
-
-    @property
-    def with_flags(self) -> str:
-        """The flags."""
-        return f"--resume {shlex.quote(str(self.folder))}" + " --steps N" * self.further
-
-
-def flag(name: str) -> str:
-    """Returns the flag of a setting: `learning_rate` is `--learning-rate`."""
-    return f"--{'out' if name == 'folder' else name.replace('_', '-')}"
-
-
-def with_flags(value: Any) -> Any:
-    """Returns a message or an error with flags, and any other value unchanged."""
-    return getattr(value, "with_flags", value)
-
-
-def settings(names: Iterable[str]) -> Message:
-    """Returns several settings, for a message."""
-    return Message(" and ".join(f"{{{name}}}" for name in names))
+def resuming(folder: str | PathLike[str], *, further: bool = False) -> str:
+    """Returns how to continue the run of a folder, for a message; with `further`, beyond its steps."""
+    return f"--resume {shlex.quote(str(folder))}{' --steps N' if further else ''} (in Python resume=True)"
 
 
 class TrainingError(Exception):
-    """Training cannot start or continue; the message has the remedy.
+    """Training cannot start or continue; the message has the remedy, and names settings as `Config` does."""
 
-    Args:
-        message: The text, a `Message`, or with `values` its template.
-        values: See `Message`.
-    """
-
-    def __init__(self, message: str | Message, /, **values: object) -> None:
-        super().__init__(Message(message, **values) if values and isinstance(message, str) else message)
-        self.message: str | Message = self.args[0]
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
         self.shows_cause = False
         """Whether the traceback of the cause is shown even if none of the user's code is in it: it was guessed."""
-
-    @property
-    def with_flags(self) -> str:
-        """The message for the command line."""
-        return str(with_flags(self.message))
 
 
 class ConfigurationError(TrainingError, ValueError):
@@ -167,7 +96,7 @@ def _is_internal(module: str) -> bool:
 
 
 @contextlib.contextmanager
-def writing(what: str, advice: str | Message, afterwards: str | Message = "") -> Iterator[None]:
+def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
     """Converts an `OSError` of a write into an error with a remedy.
 
     Args:
@@ -179,16 +108,16 @@ def writing(what: str, advice: str | Message, afterwards: str | Message = "") ->
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason: str | Message = Message("the disk is full: free some space{afterwards}", afterwards=afterwards)
+            reason = f"the disk is full: free some space{afterwards}"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            reason = Message("it may not be written: {advice}", advice=advice)
+            reason = f"it may not be written: {advice}"
         elif (file := _file_in_place_of_a_directory(error)) is not None:
-            reason = Message("{file} is a file: {advice}", file=file, advice=advice)
+            reason = f"{file} is a file: {advice}"
         elif error.errno == errno.ENOENT and error.filename is not None:
             reason = f"there is no directory for {error.filename}: make it first"
         else:
             reason = f"{error.strerror or error}"
-        raise RunFolderError("{what}: {reason}", what=what, reason=reason) from error
+        raise RunFolderError(f"{what}: {reason}") from error
 
 
 def _file_in_place_of_a_directory(error: OSError) -> Path | None:

@@ -22,7 +22,7 @@ import innet_drl as innet
 from innet_drl.train.agent import Agent, load
 from innet_drl.train.config import Config
 from innet_drl.train.display import Progress, score, silent
-from innet_drl.train.errors import ConfigurationError, flag, settings
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation, evaluate, joined
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -187,18 +187,14 @@ def _conditions(run: Path, config: Config, protocol: str | None, changes: Mappin
         given += [f"--protocol {protocol}"] if protocol else []
         if given:
             raise ConfigurationError(
-                "{given}: the environment of {run}, {name}, is not atari/<game>: its games have the settings that it "
-                "was made with ({environment_args})",
-                given=" and ".join(given),
-                run=run,
-                name=config.environment_name,
+                f"{' and '.join(given)}: the environment of {run}, {config.environment_name}, is not atari/<game>: its "
+                "games have the settings that it was made with (environment_args)"
             )
     if wanted.get("full_action_set", config.full_action_set) != config.full_action_set:
         has, needs = ("all 18", "the minimal set") if config.full_action_set else ("the minimal set", "all 18")
         raise ConfigurationError(
-            f"--protocol {protocol}: it plays with {needs} of the actions, and {{run}} was trained with {has}: train "
-            + ("with {full_action_set}" if wanted["full_action_set"] else "with {no_full_action_set}"),
-            run=run,
+            f"--protocol {protocol}: it plays with {needs} of the actions, and {run} was trained with {has}: train "
+            f"with full_action_set={wanted['full_action_set']}"
         )
     return dataclasses.replace(config, **wanted)
 
@@ -206,10 +202,7 @@ def _conditions(run: Path, config: Config, protocol: str | None, changes: Mappin
 def _check_equal(first: Path, expected: Config, run: Path, config: Config) -> None:
     if changed := config.changed(expected, ENVIRONMENT):
         raise ConfigurationError(
-            "{run} and {first} differ in {changed}: evaluate runs of one environment together",
-            run=run,
-            first=first,
-            changed=settings(changed),
+            f"{run} and {first} differ in {' and '.join(changed)}: evaluate runs of one environment together"
         )
     names = [name for name in CONDITIONS if config.is_atari or name not in ATARI_CONDITIONS]
     different = [_flag(name) for name in config.changed(expected, names)]
@@ -219,7 +212,7 @@ def _check_equal(first: Path, expected: Config, run: Path, config: Config) -> No
 
 def _flag(condition: str) -> str:
     """Returns the flag of `innet-drl evaluate` for a condition."""
-    return flag(condition.removeprefix("evaluation_"))
+    return f"--{condition.removeprefix('evaluation_').replace('_', '-')}"
 
 
 def _play(name: str, agent: Agent, config: Config, seeds: Sequence[int], progress: Progress) -> Evaluation:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from innet_drl.train.config import Config
-from innet_drl.train.errors import Message
 
 
 def epsilon_ladder(environments: int, base: float = 0.4, exponent: float = 7.0) -> NDArray[np.float64]:
@@ -39,28 +38,22 @@ def choose(q: NDArray[np.float32], epsilon: NDArray[np.float64], random: np.rand
     return np.where(explores, random.integers(0, actions, count), q.argmax(1)).astype(np.int64)
 
 
-def unfinished_schedules(config: Config) -> Iterator[Message]:
+def unfinished_schedules(config: Config) -> Iterator[str]:
     """Yields a warning for each schedule that is longer than the run's steps."""
     steps, over = config.steps, config.epsilon_anneal_steps
     if steps is None:
         return
     if steps < over:
         ladder = epsilon_ladder(config.all_environments, config.epsilon_base, config.epsilon_exponent)
-        yield Message(
-            "epsilon falls over {over:,} steps, and the run ends at {steps:,}: actors then take {last:.0%} random "
-            "actions, and not {final:.0%}; lower {epsilon_anneal_steps}",
-            over=over,
-            steps=steps,
-            last=annealed(ladder, steps, over).mean(),
-            final=ladder.mean(),
+        yield (
+            f"epsilon falls over {over:,} steps, and the run ends at {steps:,}: actors then take "
+            f"{annealed(ladder, steps, over).mean():.0%} random actions, and not {ladder.mean():.0%}; lower "
+            "epsilon_anneal_steps"
         )
     samples = config.samples_per_insert * max(0, steps - config.min_size)
     updates = samples / (config.learners * (config.batch_size - config.demonstrations))
     if updates < config.learning_rate_anneal_updates:
-        yield Message(
-            "the learning rate changes over {over:,} updates, and a run of {steps:,} steps has some {updates:,.0f}: "
-            "lower {learning_rate_anneal_updates}",
-            over=config.learning_rate_anneal_updates,
-            steps=steps,
-            updates=updates,
+        yield (
+            f"the learning rate changes over {config.learning_rate_anneal_updates:,} updates, and a run of {steps:,} "
+            f"steps has some {updates:,.0f}: lower learning_rate_anneal_updates"
         )

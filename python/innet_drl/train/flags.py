@@ -5,26 +5,26 @@ Every field of `Config` is a flag of the first two.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import re
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, get_type_hints
 
 import tyro
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from innet_drl.train.config import Config, KeywordArguments, read_settings
+from innet_drl.train.config import Config, KeywordArguments, message_of, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.setting_values import read_value
+from innet_drl.train.settings_file import plain, read_value
 from innet_drl.train.short_help import short_help
 
-PresetName = Literal["atari", "breakout", "breakout-paper", "cartpole", "vector"]
+PresetName = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 Flags = TypeVar("Flags")
 
 ELSEWHERE = {
@@ -41,15 +41,30 @@ ELSEWHERE = {
 }
 """Flags of other programs that train agents, and ours."""
 
+_shown: ContextVar[Config] = ContextVar("shown", default=PRESETS["breakout"])
+"""The settings whose values are the defaults in the help."""
+
+
+def _given() -> Any:
+    """The type of the settings that are given as flags, each with its meaning and the default of the preset."""
+    shown, fields = plain(vars(_shown.get())), {}
+    meanings = vars(Config)["__pydantic_fields__"]
+    for name, hint in get_type_hints(Config).items():
+        kind = hint | Literal["auto"] if name == "actors" else tuple[str, ...] if hint == KeywordArguments else hint
+        fields[name] = Annotated[
+            kind, tyro.conf.arg(help=meanings[name].description, help_behavior_hint=f"(default: {shown[name]})")
+        ]
+    return TypedDict("Given", fields, total=False)  # type: ignore[operator]
+
 
 @dataclass(frozen=True)
 class TrainFlags:
     """Train an agent with prioritized replay; actors and learner are processes of one machine, or of a Ray cluster."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
-    preset: PresetName = "breakout"
+    given: Annotated[dict[str, Any], tyro.conf.arg(name="", constructor_factory=_given)]
+    preset: PresetName = None
     """Settings to start from; every flag below changes one setting. With another `--environment` than an Atari game
-    the default is `vector`."""
+    the default is `vector`, and otherwise `breakout`."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """File of settings, YAML or TOML (`.toml`): it changes the preset, and flags change it."""
     out: Path | None = None
@@ -64,25 +79,17 @@ class TrainFlags:
     track: bool = False
     """Send settings and metrics to Weights & Biases; needs the extra `wandb`. Its settings are environment variables:
     WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline."""
-    automatic: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
-    """Settings that `--actors auto` chooses: `actors`, and `environments` unless they are given."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run: the preset, or the environment if it is not the preset's."""
-        own = self.config.environment != PRESETS[self.preset].environment
-        return self.config.environment_name if own else self.preset
 
 
 @dataclass(frozen=True)
 class LearnerFlags:
     """The learner of a run whose actors join by themselves, on any host (innet-drl actor)."""
 
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    given: Annotated[dict[str, Any], tyro.conf.arg(name="", constructor_factory=_given)]
     out: Annotated[Path, tyro.conf.arg(aliases=("--resume",))]
     """The run's folder: a run in it is continued from its newest checkpoint, with its settings changed by the given
     flags. Its last part names the run at the server."""
-    preset: PresetName = "breakout"
+    preset: PresetName = None
     """As of innet-drl train; for a new run."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """File of settings, as of innet-drl train."""
@@ -172,7 +179,7 @@ class ReportFlags:
 
 
 _REGISTRY = tyro.constructors.ConstructorRegistry()
-"""How `tyro` reads types of `Config` that are more in Python than on the command line."""
+"""How `tyro` reads a type that is more in Python than on the command line."""
 
 
 @_REGISTRY.primitive_rule
@@ -188,26 +195,13 @@ def _importable(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.
     )
 
 
-@_REGISTRY.primitive_rule
-def _keywords(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    if kind.type != KeywordArguments:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="[KEY=VALUE [KEY=VALUE ...]]",
-        instance_from_str=_keyword_arguments,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{key}={item}" for key, item in value.items()],
-    )
-
-
-def _keyword_arguments(items: list[str]) -> dict[str, Any]:
+def keyword_arguments(flag: str, items: Sequence[str]) -> dict[str, Any]:
     """Reads `key=value`; values are YAML: numbers, true, false, null, [lists] and otherwise text."""
     found = {}
     for item in items:
         key, separator, value = item.partition("=")
         if not (separator and key.isidentifier()):
-            raise ValueError(f"{item!r} is not key=value")
+            raise ConfigurationError(f"{flag} {item}: it must be key=value")
         try:
             found[key] = read_value(value)
         except yaml.YAMLError:
@@ -216,125 +210,120 @@ def _keyword_arguments(items: list[str]) -> dict[str, Any]:
 
 
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
-    """Parses the flags of a command."""
-    return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
+    """Parses the flags of a command.
+
+    Raises:
+        ConfigurationError: A value out of the range of its flag.
+    """
+    parsed = tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
+    try:
+        return TypeAdapter(flags).validate_python(vars(parsed))
+    except ValidationError as error:
+        raise ConfigurationError(message_of(error, vars(parsed))) from None
 
 
-def parse_train(arguments: Sequence[str]) -> TrainFlags:
+@dataclass(frozen=True)
+class Chosen(Generic[Flags]):
+    """The flags of `innet-drl train` or `learner`, and the settings that they choose."""
+
+    flags: Flags
+    config: Config
+    preset: str
+    automatic: tuple[str, ...] = ()
+    """Settings that `--actors auto` chooses: `actors`, and `environments` unless they are given."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run: the preset, or the environment if it is not the preset's."""
+        own = self.config.environment != PRESETS[self.preset].environment
+        return self.config.environment_name if own else self.preset
+
+
+def parse_train(arguments: Sequence[str]) -> Chosen[TrainFlags]:
     """Parses the flags of `innet-drl train`, which change the preset or the resumed run's settings.
 
     A file of settings (`--config`) changes the preset or the run's settings before the flags do.
     """
-    known = _settings_flags(arguments)
-    arguments = _helped("train", known, arguments)
-    if known.resume is not None and known.preset is not None:
+    flags = _parsed(TrainFlags, "train", arguments)
+    if flags.resume is not None and flags.preset is not None:
         raise ConfigurationError("--resume uses the run's settings: omit --preset")
-    name, config, automatic = _settings(known, known.resume)
-    flags = tyro.cli(
-        TrainFlags,
-        prog="innet-drl train",
-        args=_without_auto(arguments),
-        default=TrainFlags(config=config, preset=name, automatic=automatic),
-        registry=_REGISTRY,
-    )
     if flags.resume is not None and flags.out is not None:
         raise ConfigurationError("--resume uses the run's folder: omit --out")
-    if automatic and flags.launcher != "local":
+    chosen = _chosen(flags, flags.resume)
+    if chosen.automatic and flags.launcher != "local":
         raise ConfigurationError(
             f"--actors auto: it measures this machine, and with --launcher {path_of(flags.launcher)} the actors are on "
             "others: give their number"
         )
-    return flags
+    return chosen
 
 
-def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
+def parse_learner(arguments: Sequence[str]) -> Chosen[LearnerFlags]:
     """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder."""
-    known = _settings_flags(arguments)
-    arguments = _helped("learner", known, arguments)
-    out = known.out or known.resume
-    has_run = out is not None and (out / "config.yaml").is_file()
-    name, config, automatic = _settings(known, out if has_run else None)
-    if automatic:
+    flags = _parsed(LearnerFlags, "learner", arguments)
+    chosen = _chosen(flags, flags.out if (flags.out / "config.yaml").is_file() else None)
+    if chosen.automatic:
         raise ConfigurationError(
             "--actors auto: the actors of innet-drl learner are on hosts that this one does not know: give the number "
             "of all of them"
         )
-    return tyro.cli(
-        LearnerFlags,
-        prog="innet-drl learner",
-        args=list(arguments),
-        default=LearnerFlags(config=config, out=tyro.MISSING, preset=name),
-        registry=_REGISTRY,
-    )
+    return chosen
 
 
-def _helped(command: str, known: argparse.Namespace, arguments: Sequence[str]) -> Sequence[str]:
-    """Prints the short help if it is asked for; the long one is `tyro`'s."""
-    if {"-h", "--help"} & set(arguments):
-        is_atari = (known.environment or "atari/").startswith("atari/")
-        name = known.preset if known.preset in PRESETS else "breakout" if is_atari else "vector"
-        print(short_help(command, name), end="")
-        raise SystemExit(0)
-    return ["--help" if argument == "--help-all" else argument for argument in arguments]
+Given = TypeVar("Given", TrainFlags, LearnerFlags)
 
 
-def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags that decide which settings the others change.
+def _parsed(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
+    """Parses flags that change settings.
+
+    `--help` is the short help, and `--help-all` that of `tyro`: both show the defaults of the preset.
 
     Raises:
         ConfigurationError: A flag of another program; the message names ours.
     """
-    for argument in arguments:
-        flag = argument.partition("=")[0].replace("_", "-")
+    given = [argument.replace("_", "-") for argument in " ".join(arguments).replace("=", " ").split()]
+    for flag in given:
         if flag in ELSEWHERE:
             raise ConfigurationError(f"there is no flag {flag}: it is {ELSEWHERE[flag]} here")
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("preset", "environment", "actors", "environments"):
-        first.add_argument(f"--{name}")
-    for name in ("resume", "out", "config"):
-        first.add_argument(f"--{name}", type=Path)
-    return first.parse_known_args(arguments)[0]
+    if {"-h", "--help", "--help-all"} & set(given):
+        named = given[given.index("--preset") + 1 :][:1] if "--preset" in given else []
+        name = next((each for each in named if each in PRESETS), "breakout")
+        if "--help-all" not in given:
+            print(short_help(command, name), end="")
+            raise SystemExit(0)
+        _shown.set(PRESETS[name])
+        arguments = ["--help"]
+    return parse(flags, command, arguments)
 
 
-def _without_auto(arguments: Sequence[str]) -> list[str]:
-    """The arguments without `--actors auto`."""
-    kept: list[str] = []
-    for argument in arguments:
-        if argument == "auto" and kept and kept[-1] == "--actors":
-            kept.pop()
-        elif argument != "--actors=auto":
-            kept.append(argument)
-    return kept
-
-
-def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, Config, tuple[str, ...]]:
-    """The preset, and the settings of the preset or of an existing run, with the changes of a file of settings.
-
-    The names are of the settings that `--actors auto`, or `actors: auto` of the file, chooses.
-    """
-    changes = {} if known.config is None else read_settings(known.config)
-    actors = known.actors or changes.get("actors")
-    if isinstance(actors, str) and actors != "auto" and not re.fullmatch(r"[-+]?[\d_]+", actors):
-        raise ConfigurationError(f"--actors {actors}: it must be a number of processes, or auto")
-    if changes.get("actors") == "auto":
-        del changes["actors"]
+def _chosen(flags: Given, run: Path | None) -> Chosen[Given]:
+    """The settings of the preset or of an existing run, changed by a file of settings, and by flags."""
+    of_file = {} if flags.config_file is None else read_settings(flags.config_file)
+    given: dict[str, Any] = {
+        name: keyword_arguments(name, value) if name.endswith("_args") else value for name, value in flags.given.items()
+    }
+    changes = {**of_file, **given}
     automatic: tuple[str, ...] = ()
-    if actors == "auto":
-        given = known.environments is not None or "environments" in changes
-        automatic = ("actors",) if given else ("actors", "environments")
-    environment = known.environment or str(changes.get("environment", "atari/"))
+    if changes.get("actors") == "auto":
+        automatic = ("actors",) if "environments" in changes else ("actors", "environments")
+    for settings in (of_file, given):
+        if settings.get("actors") == "auto":
+            del settings["actors"]
+    environment = path_of(changes.get("environment", "atari/"))
     is_atari = environment.startswith("atari/")
-    name: PresetName = known.preset or ("breakout" if is_atari else "vector")
-    chosen = preset(name)
-    if chosen.is_atari and not is_atari:
+    name = flags.preset or ("breakout" if is_atari else "vector")
+    config = preset(name)
+    if config.is_atari and not is_atari:
         from innet_drl.train.environments import atari_hint
 
         raise ConfigurationError(
             f"--preset {name} is for Atari games, and --environment {environment} is none (they are named "
             f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
-    config = chosen if run is None else RunFolder.open(run).config()
+    if run is not None:
+        config = RunFolder.open(run).config()
     try:
-        return name, dataclasses.replace(config, **changes), automatic
+        config = dataclasses.replace(config, **of_file)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{known.config}: {error}") from error
+        raise ConfigurationError(f"{flags.config_file}: {error}") from error
+    return Chosen(flags, dataclasses.replace(config, **given), name, automatic)

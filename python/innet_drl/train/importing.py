@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import importlib.util
+import operator
+import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from innet_drl.errors import closest
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.setting_values import did_you_mean, import_path
 
 Importable = str | Callable[..., Any]
 """A name, an import path `module:name`, or the function or class itself."""
@@ -39,46 +42,26 @@ def import_module(name: str) -> ModuleType:
         importing.reset(token)
 
 
-def near_path(value: str) -> str:
-    """Returns the last part of a message about an invalid import path: the intended path, such as `grid:Grid`.
-
-    Known mistakes are a file, `grid.py:Grid` or `./grid:Grid`, a dot, `grid.Grid`, and a missing name.
-    """
-    file, _, given = value.partition(":")
-    dotted = file.removeprefix("./").removesuffix(".py").replace("/", ".")
-    for module, name in ((dotted, given), dotted.rpartition(".")[::2]):
-        if not module or module.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        try:
-            found = vars(import_module(module))
-        except Exception:
-            continue
-        own = [key for key, item in found.items() if callable(item) and getattr(item, "__module__", None) == module]
-        public = [key for key in own if not key.startswith("_")]
-        names = [name] if name in found else difflib.get_close_matches(name, public, n=1) if name else public
-        if names:
-            return f": did you mean {' or '.join(f'{module}:{key}' for key in names[:3])}?"
-    return ""
-
-
 def load(value: Importable, setting: str) -> Any:
     """Imports the object of a setting's path `module:name`; functions and classes are returned unchanged."""
     if not isinstance(value, str):
         return value
 
     def unusable(reason: str) -> ConfigurationError:
-        return ConfigurationError(f"{{{setting}}} {{value}}{{reason}}", value=value, reason=reason)
+        return ConfigurationError(f"{setting} {value}{reason}")
 
     module, separator, name = value.partition(":")
-    if not (separator and module and name):
-        raise unusable(": an import path is module:name, such as mypackage.envs:make")
+    if not (separator and name and all(part.isidentifier() for part in module.split("."))):
+        raise unusable(": a path is module:name, with dots for folders, such as mypackage.envs:make")
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
-        hint = near_path(value) or ": install it, or start in the directory that has it"
-        raise unusable(f": there is no module {error.name!r}{hint}") from error
+        advice = (
+            "a path is module:name, with dots for folders; install the module, or start in the directory that has it"
+        )
+        raise unusable(f": there is no module {error.name!r}: {advice}") from error
     except Exception as error:
-        raise unusable(near_path(value) or f": importing {module} raises {type(error).__name__}: {error}") from error
+        raise unusable(f": importing {module} raises {type(error).__name__}: {error}") from error
     for part in name.split("."):
         if not hasattr(found, part) and module == "__main__":
             raise unusable(
@@ -88,9 +71,49 @@ def load(value: Importable, setting: str) -> Any:
             )
         if not hasattr(found, part):
             advice = "name a function or class of the module, or give it to Config itself if it is made inside of "
-            hint = did_you_mean(part, vars(found), otherwise=f"{advice}another function")
+            hint = closest(part, vars(found), f"{advice}another function")
             raise unusable(f": {module} has no {name!r}{hint}")
         found = getattr(found, part)
     if not callable(found):
         raise unusable(f": it is {type(found).__name__}, and has to be a function or class")
     return found
+
+
+def import_path(value: Callable[..., Any]) -> str:
+    """Returns `module:name` of a function or class, or of the class of another callable.
+
+    A script is `__main__` only while it runs, so that its functions and classes get its importable name, if it has one.
+    """
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return path_in_other_programs(f"{named.__module__}:{named.__qualname__}")
+
+
+def can_be_imported(value: str | Callable[..., Any]) -> bool:
+    """Whether other programs can import a function or class by its path."""
+    path = path_in_other_programs(value) if isinstance(value, str) else import_path(value)
+    if isinstance(value, str) or path.startswith("__main__:"):
+        return not path.startswith("__main__:")
+    try:
+        found = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return bool(found == value)
+
+
+def path_in_other_programs(path: str) -> str:
+    """The import path with the script's name instead of `__main__`, if the script is a file that can be imported."""
+    module, _, name = path.partition(":")
+    main = sys.modules["__main__"]
+    if module != "__main__" or not hasattr(main, name.partition(".")[0]):
+        return path
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        # The program is `python -m module`.
+        return f"{spec.name}:{name}"
+    script = Path(file or "")
+    try:
+        found = importlib.util.find_spec(script.stem)
+        same = found is not None and found.origin is not None and os.path.samefile(found.origin, script)
+    except (ImportError, OSError, ValueError):
+        same = False
+    return f"{script.stem}:{name}" if same else path

@@ -296,9 +296,8 @@ def choose_device(config: Config, number: int = 0) -> torch.device:
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigurationError(
-            "{device} cuda: torch {version} finds no CUDA here: take {device} cpu, or install a torch with CUDA and a "
-            "driver for it",
-            version=torch.__version__,
+            f"device cuda: torch {torch.__version__} finds no CUDA here: take device cpu, or install a torch with CUDA "
+            "and a driver for it"
         )
     name = config.device
     if name == "auto":

@@ -31,8 +31,7 @@ import innet_drl as innet
 from innet_drl.extras import naming_extras
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ConfigurationError, Message
-from innet_drl.train.errors import settings as named
+from innet_drl.train.errors import ConfigurationError
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
@@ -52,7 +51,7 @@ IMAGE_BYTES = 2_000
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound on the bytes of a step besides its image."""
 
-OTHER_NAME = Message("choose a {namespace} of its own, or another {folder}, whose last part names the memory")
+OTHER_NAME = "choose a namespace of its own, or another folder, whose last part names the memory"
 """Advice where another run has the name."""
 
 TABLE_SETTINGS = (
@@ -281,11 +280,8 @@ class ServerMemory(ReplayMemory):
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
                 raise ConfigurationError(
-                    "{address} holds the memory of another run named {name!r}: continue that run ({resume}), or "
-                    "{advice}",
-                    address=address,
-                    name=name,
-                    advice=OTHER_NAME,
+                    f"{address} holds the memory of another run named {name!r}: continue that run (resume), or "
+                    f"{OTHER_NAME}"
                 )
             within = f" in the namespace {settings.namespace}" if settings.namespace else ""
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
@@ -458,7 +454,7 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
         return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            "not enough memory for the table ({error}): lower {capacity}, or raise {max_bytes}", error=error
+            f"not enough memory for the table ({error}): lower capacity, or raise max_bytes"
         ) from error
 
 
@@ -487,24 +483,17 @@ def _connect(settings: MemorySettings) -> innet.Replay:
     except innet.errors.TableDiffersError as error:
         within = f", namespace={settings.namespace!r}" if settings.namespace else ""
         drop = f"innet_drl.connect({address!r}{within}).drop_table({table.name!r})"
-        advice = "{other}, or drop that one"
+        advice = f"{OTHER_NAME}, or drop that one"
         if settings.resumed:
-            kept = "keep {changed} as in the run's config.yaml" if settings.changed else "take those back ({changed})"
+            changed = " and ".join(settings.changed or TABLE_SETTINGS)
+            kept = f"keep {changed} as in the run's config.yaml" if settings.changed else f"take those back ({changed})"
             advice = f"{kept}, or drop the memory, which is filled anew"
         raise ConfigurationError(
-            "{address} holds a memory named {name!r} that was made with other settings ({error}): "
-            f"{advice}: {{drop}}",
-            address=address,
-            name=table.name,
-            error=error,
-            changed=named(settings.changed or TABLE_SETTINGS),
-            other=OTHER_NAME,
-            drop=drop,
+            f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}: "
+            f"{drop}"
         ) from error
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            "{address} has not enough memory for the table ({error}): lower {capacity}, drop a table there that no run "
-            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)",
-            address=address,
-            error=error,
+            f"{address} has not enough memory for the table ({error}): lower capacity, drop a table there that no run "
+            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
         ) from error

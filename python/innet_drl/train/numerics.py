@@ -41,9 +41,8 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
     blocks = has_blocks(config, spec)
     if config.layout == "space_to_depth" and not blocks:
         raise ConfigurationError(
-            "{layout} space_to_depth: it is for images of bytes under {network} nature, whose height and width are "
-            "multiples of 4: take auto for {space}",
-            space=spec.observation_space,
+            "layout space_to_depth: it is for images of bytes under network nature, whose height and width are "
+            f"multiples of 4: take auto for {spec.observation_space}"
         )
     names = [config.layout] if config.layout != "auto" else [*_LAYOUTS][: 3 if blocks else 2]
     layouts = [_LAYOUTS[name] for name in names]

@@ -7,7 +7,6 @@ The package logs through `logging`, and the embedding program configures handler
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import sys
@@ -25,7 +24,6 @@ from rich.text import Text
 
 from innet_drl.train.background_stream import never_blocking
 from innet_drl.train.display import Display, clock, number, score
-from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 22)
@@ -43,14 +41,11 @@ LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
 class _ToLoguru(logging.Handler):
-    """Forwards records of `logging` to loguru, for a common format, with settings spelled as flags."""
+    """Forwards records of `logging` to loguru, for a common format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
-            shown = copy.copy(record)
-            if isinstance(record.args, tuple):
-                shown.args = tuple(map(with_flags, record.args))
-            logger.log(record.levelname, shown.getMessage())
+            logger.log(record.levelname, record.getMessage())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from innet_drl.datasets import rows
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments
 from innet_drl.train.environments.spaces import Leaf, numbered_from
-from innet_drl.train.errors import ConfigurationError, Message
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings
 
 logger = logging.getLogger(__name__)
@@ -78,10 +78,9 @@ class AsPlayed:
         given |= {name: (leaf.dtype, leaf.shape) for name, leaf in self._leaves.items()}
         given["action"] = "int64", self._actions.shape
         self._given = innet.Table(table.name, given, capacity=1)
-        self.note = Message(
-            ("; their rewards become -1, 0 or 1, as in the run ({clip_rewards})" if config.clip_rewards else "")
-            + ("; a lost life does not end their episodes ({life_loss_ends})" if config.life_loss_ends else "")
-        )
+        self.note = (
+            "; their rewards become -1, 0 or 1, as in the run (clip_rewards)" if config.clip_rewards else ""
+        ) + ("; a lost life does not end their episodes (life_loss_ends)" if config.life_loss_ends else "")
 
     def __call__(self, blocks: Iterator[rows.Block]) -> Iterator[rows.Block]:
         """Converts consecutive blocks.
@@ -135,9 +134,8 @@ def _make_table(replay: innet.Replay, table: innet.Table, name: str, counts: dat
         )
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            "not enough memory for the demonstrations ({error}): lower {capacity}, raise {max_bytes}, or give a server "
-            "more (innet-replay serve --max-bytes)",
-            error=error,
+            f"not enough memory for the demonstrations ({error}): lower capacity, raise max_bytes, or give a server "
+            "more (innet-replay serve --max-bytes)"
         ) from error
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import innet_drl as innet
-from innet_drl.train.config import Config, check_names
+from innet_drl.errors import closest
+from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.setting_values import did_you_mean
 
 _VECTOR = Config(environment="CartPole-v1", learner_threads=1, report_seconds=1.0)
 
@@ -95,7 +95,6 @@ def preset(name: str, **changes: Any) -> Config:
         ConfigurationError: There is no such preset or setting, or a value makes no sense.
     """
     if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS, otherwise=f"there are {', '.join(PRESETS)}")
+        hint = closest(name, PRESETS, f"there are {', '.join(PRESETS)}")
         raise ConfigurationError(f"there is no preset {name!r} in innet-drl {innet.__version__}{hint}")
-    check_names(changes)
     return dataclasses.replace(PRESETS[name], **changes)

@@ -89,9 +89,8 @@ def check_address(replay: str) -> None:
     """Checks that other processes can join a run's replay memory."""
     if replay.partition("://")[0] not in SERVER_SCHEMES:
         raise ConfigurationError(
-            "{replay} {address}: processes join a run through its server: start `innet-replay serve`, and name its "
-            "address (innet://, innets://, unix://)",
-            address=replay,
+            f"replay {replay}: processes join a run through its server: start `innet-replay serve`, and name its "
+            "address (innet://, innets://, unix://)"
         )
 
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import innet_drl as innet
 from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import Message, Resuming, RunFolderError, writing
+from innet_drl.train.errors import RunFolderError, resuming, writing
 from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RunFolder:
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
-        self._advice = Message("choose another {folder}") if is_new else "make it writable for this user"
+        self._advice = "choose another folder" if is_new else "make it writable for this user"
         self.is_new = is_new
         """Whether the folder belongs to a new run."""
         self._made: list[Path] = []
@@ -115,9 +115,7 @@ class RunFolder:
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
-                "{path} holds a run already: continue it with {resuming}, or choose another {folder}",
-                path=self.path,
-                resuming=Resuming(self.path),
+                f"{self.path} holds a run already: continue it with {resuming(self.path)}, or choose another folder"
             )
 
     def _make(self) -> bool:
@@ -162,9 +160,8 @@ class RunFolder:
             except BlockingIOError as error:
                 os.close(directory)
                 raise RunFolderError(
-                    "another process trains in {path}: wait until it has ended, or start a run of its own with another "
-                    "{folder}",
-                    path=self.path,
+                    f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
+                    "another folder"
                 ) from error
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
@@ -244,8 +241,8 @@ class RunFolder:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Turns an `OSError` of a write into an error that says what to do."""
-        is_new, resuming = self.newest_checkpoint() is None, Resuming(self.path)
-        afterwards = Message(" and start again" if is_new else " and continue with {resuming}", resuming=resuming)
+        is_new = self.newest_checkpoint() is None
+        afterwards = " and start again" if is_new else f" and continue with {resuming(self.path)}"
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
 
@@ -335,9 +332,7 @@ class RunFolder:
         """Returns the path of the newest checkpoint."""
         path = self.newest_checkpoint()
         if path is None:
-            raise RunFolderError(
-                "{path} has no checkpoint yet: start the run again, with another {folder}", path=self.path
-            )
+            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another folder")
         return path
 
     def latest_checkpoint(self) -> Checkpoint:

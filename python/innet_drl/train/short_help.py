@@ -6,7 +6,7 @@ import dataclasses
 
 from innet_drl.train.config import Config
 from innet_drl.train.presets import PRESETS
-from innet_drl.train.setting_values import plain
+from innet_drl.train.settings_file import plain
 
 FIRST = {
     "preset": "settings to start from: {presets}",

@@ -37,7 +37,7 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
         if value is not None and (value > above or value < below):
             found[name] = sentence.format(value=value, percent=f"{100 * value:.0f} %")
 
-    wrapper = f"--environment-wrappers{', of ALE/<Game>-v5' if config.is_atari else ''}"
+    wrapper = f"environment_wrappers{', of ALE/<Game>-v5' if config.is_atari else ''}"
     motion = (
         f"{{percent}} of the steps show no motion in {config.stack} frames: does the game wait for a key? A wrapper "
     )
@@ -45,20 +45,20 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     if config.publish == "newest":
         sign(
             "policy_agreement",
-            "actors play with the newest weights, whose best action is the evaluated average's in only {percent} of "
-            "the states: --publish average",
+            "actors play with the newest weights, and their greedy actions match the evaluated policy in only "
+            "{percent} of the states: publish average",
             below=0.5,
         )
     sign(
         "policy_churn",
-        "the best action changes in {percent} of the states within some hundred updates: a lower --learning-rate, or a "
-        "larger --average-decay",
+        "the best action changes in {percent} of the states within some hundred updates: a lower learning_rate, or a "
+        "larger average_decay",
         above=0.65,
     )
     layers = sorted(int(name.partition("/")[2]) for name in recent if name.startswith("dead_units/"))
     for layer in layers[-LAST_LAYERS:]:
         units = f"{{percent}} of the units of ReLU {layer} are 0 in all states"
-        sign(f"dead_units/{layer}", f"{units}: a lower --learning-rate, or other initial weights", above=0.25)
+        sign(f"dead_units/{layer}", f"{units}: a lower learning_rate, or other initial weights", above=0.25)
     sign(
         "feature_spread",
         "a normaliser's input has a standard deviation of {value:.2g} times the root of its epsilon, and it multiplies "
@@ -68,13 +68,13 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     sign(
         "adam_epsilon_share",
         "Adam's epsilon is above the gradients of {percent} of the weights, which learn more slowly than "
-        "--learning-rate says: a smaller --adam-epsilon",
+        "learning_rate says: a smaller adam_epsilon",
         above=0.9,
     )
     sign(
         "effective_sample_size",
         "an update learns as much as from {percent} of its batch, so unequal are the weights: a lower "
-        "--priority-exponent",
+        "priority_exponent",
         below=0.5,
     )
     predicted, returned = recent.get("q_predicted"), recent.get("return_discounted")
@@ -85,7 +85,7 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     if predicted > returned + 0.1 * abs(returned) + 0.05 and abs(predicted) > abs(returned):
         found["q_predicted"] = (
             f"Q-values of {predicted:.3g} are above the returns that follow, {returned:.3g}: a lower "
-            "--samples-per-insert or --learning-rate, or a longer --target-period"
+            "samples_per_insert or learning_rate, or a longer target_period"
         )
     return found
 

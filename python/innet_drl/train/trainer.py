@@ -28,11 +28,9 @@ from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
-    Message,
-    Resuming,
     RunFolderError,
     TrainingError,
-    settings,
+    resuming,
 )
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.expected import expectation
@@ -123,13 +121,8 @@ class Trainer:
         ):
             if ours != theirs:
                 raise ConfigurationError(
-                    "{evaluation_environment} {evaluated} has other {what} ({theirs}) than {environment} {name} "
-                    "({ours}): an agent plays environments of one space",
-                    evaluated=evaluated.environment_name,
-                    name=self.config.environment_name,
-                    what=what,
-                    theirs=theirs,
-                    ours=ours,
+                    f"evaluation_environment {evaluated.environment_name} has other {what} ({theirs}) than environment "
+                    f"{self.config.environment_name} ({ours}): an agent plays environments of one space"
                 )
 
     def _load(self, resumed: Checkpoint) -> None:
@@ -141,9 +134,8 @@ class Trainer:
             if not changed:
                 raise
             raise ConfigurationError(
-                "the checkpoint {path} is of another network: keep {changed} as in its config.yaml",
-                path=resumed.path,
-                changed=settings(changed),
+                f"the checkpoint {resumed.path} is of another network: keep {' and '.join(changed)} as in its "
+                "config.yaml"
             ) from error
         self.meter.restore(resumed.state["meter"])
         self._cost.restore(resumed.state["cost"])
@@ -161,7 +153,7 @@ class Trainer:
             self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
-                logger.warning("interrupted: continue from %s with %s", newest, Resuming(self.folder.path))
+                logger.warning("interrupted: continue from %s with %s", newest, resuming(self.folder.path))
             if error is not None:
                 self.session.call("on_error", error)
 
@@ -230,10 +222,8 @@ class Trainer:
         changed = self.config.changed(self.folder.config(), SNAPSHOT_SETTINGS)
         if changed:
             raise ConfigurationError(
-                "the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
-                "continue with an empty memory",
-                changed=settings(changed),
-                path=path,
+                f"the memory of this run was written with another {' and '.join(changed)}: keep that as it was, or "
+                f"delete {path} to continue with an empty memory"
             )
         with self.session.copying("restoring the replay memory", path, path.stat().st_size):
             self.folder.restore_memory(memory)
@@ -282,21 +272,15 @@ class Trainer:
 
     def _diverged(self, what: str) -> DivergedError:
         newest, config = self.folder.newest_checkpoint(), self.config
-        own = "" if config.loss in LOSSES else ", or with {loss} {name} corrected where it returned them"
-        advice = f"a lower {{learning_rate}} than {{rate:g}}{own}"
+        own = "" if config.loss in LOSSES else f", or with loss {path_of(config.loss)} corrected where it returned them"
+        advice = f"a lower learning_rate than {config.learning_rate:g}{own}"
         return DivergedError(
-            "training has diverged by update {updates:,}, its {what} are infinite or NaN: "
+            f"training has diverged by update {self.learner.updates:,}, its {what} are infinite or NaN: "
             + (
-                f"start again with {advice} and another {{folder}}"
+                f"start again with {advice} and another folder"
                 if newest is None
-                else f"continue from its last good checkpoint, {{newest}}, with {{resuming}} and {advice}"
-            ),
-            updates=self.learner.updates,
-            what=what,
-            rate=config.learning_rate,
-            name=path_of(config.loss),
-            newest=newest,
-            resuming=Resuming(self.folder.path),
+                else f"continue from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {advice}"
+            )
         )
 
     def publish(self, memory: ReplayMemory) -> None:
@@ -405,7 +389,7 @@ class Trainer:
             logger.info("the score is %s so far; %s", score, expected)
         further = config.steps is not None and meter.agent_steps >= config.steps
         path = self.folder.path
-        logger.info("everything is in %s; continue with %s", path, Resuming(path, further=further))
+        logger.info("everything is in %s; continue with %s", path, resuming(path, further=further))
         best_mean = self.evaluations.best_mean
         result = Result(path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
         session.call("on_end", result)
@@ -423,6 +407,6 @@ class Trainer:
                     progress=self.session.display.progress,
                 )
         except TrainingError as error:
-            logger.warning("no video: %s; %s leaves it out", error, Message("{no_video}"))
+            logger.warning("no video: %s; video=False leaves it out", error)
             return
         logger.info("video of a game, score %g: %s", score, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,9 @@ class Machine:
         """Multiprocessors of all GPUs."""
         return sum(gpu.multiprocessors for gpu in self.gpus)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the machine as plain JSON values."""
-        return asdict(self) | {"gpus": [asdict(gpu) for gpu in self.gpus]}
-
     @classmethod
     def read(cls, values: dict[str, Any]) -> Machine:
-        """Reads what `as_dict` returned."""
+        """Makes a machine of the values of `dataclasses.asdict`."""
         return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
 
     def difference(self, other: Machine) -> str:

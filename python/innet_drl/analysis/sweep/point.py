@@ -31,7 +31,7 @@ from innet_drl.launch.processes import (
 from innet_drl.train.config import Config
 from innet_drl.train.cost import ProcessorTime
 from innet_drl.train.energy import EnergyCounters, gpu_uuids
-from innet_drl.train.errors import Message, ProcessError
+from innet_drl.train.errors import ProcessError
 from innet_drl.train.metrics import Metrics
 
 REPORT_SECONDS = 0.5
@@ -289,8 +289,7 @@ def measure(
         process.terminate()
         await_end(process, STOP_SECONDS)
     if isinstance(message, ProcessFailure):
-        failed = f"the run with {config.actors} actors on {len(threads)} threads failed: {{reason}}"
-        raise ProcessError(Message(failed, reason=message.whole))
+        raise ProcessError(f"the run with {config.actors} actors on {len(threads)} threads failed: {message.whole}")
     point, missing = message
     return point, missing
 

@@ -21,8 +21,9 @@ from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT,
 from innet_drl.analysis.sweep.point import Point, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train import environments, preset
-from innet_drl.train.config import Config, check_names, read_settings
+from innet_drl.train.config import Config, read_settings
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.flags import keyword_arguments
 from innet_drl.train.page import page_of_command
 
 PROPOSALS = 2
@@ -128,8 +129,7 @@ def settings(flags: RatioFlags) -> Config:
         ConfigurationError: There is no such preset or setting, or the run cannot be swept.
     """
     changes: dict[str, Any] = {} if flags.config_file is None else read_settings(flags.config_file)
-    check_names(flags.settings)
-    config = preset(flags.preset, **{**changes, **flags.settings})
+    config = preset(flags.preset, **{**changes, **keyword_arguments("--settings", flags.settings)})
     if config.serial:
         raise ConfigurationError("--settings serial=true: a serial run is one process: sweep a run with actors")
     if config.replay != "embedded":
@@ -137,9 +137,6 @@ def settings(flags: RatioFlags) -> Config:
             f"--settings replay={config.replay}: the server's processor time would be missing: sweep with the "
             "replay memory in the learner"
         )
-    for flag, value in (("--seconds", flags.seconds), ("--warm-up", flags.warm_up)):
-        if not value > 0:
-            raise ConfigurationError(f"{flag} {value:g}: it must be above 0")
     environments.check(config)
     return config
 
@@ -148,41 +145,26 @@ def lists_of(flags: RatioFlags, config: Config, available: int) -> Lists:
     """Returns what is swept: the flags' lists, or the default ones for a number of hardware threads.
 
     Raises:
-        ConfigurationError: A list is malformed, or has more than this machine can run.
+        ConfigurationError: A list has more than this machine can run.
     """
-    threads = numbers(flags.threads, "threads") if flags.threads else _halves(available)
+    threads = sorted(set(flags.threads)) or _halves(available)
     if max(threads) > available:
         raise ConfigurationError(
-            f"--threads {flags.threads}: this process may use {available} hardware threads: leave larger numbers "
+            f"--threads {max(threads)}: this process may use {available} hardware threads: leave larger numbers "
             "away; innet-drl analyze what-if predicts larger machines"
         )
-    actors = numbers(flags.actors, "actors") if flags.actors else _steps(2 * max(threads))
+    actors = sorted(set(flags.actors)) or _steps(2 * max(threads))
     most = MOST_ACTORS_PER_THREAD * max(threads)
     if max(actors) > most:
         raise ConfigurationError(
-            f"--actors {flags.actors}: at most {most}, {MOST_ACTORS_PER_THREAD} for each of {max(threads)} hardware "
+            f"--actors {max(actors)}: at most {most}, {MOST_ACTORS_PER_THREAD} for each of {max(threads)} hardware "
             "threads: each actor is a process that computes, so that more of them only wait for a core and take "
             "memory; give each more --environments"
         )
     own = config.environments
     by_default = sorted({max(1, own // 4), max(1, own // 2), own, 2 * own})
-    chosen = numbers(flags.environments, "environments") if flags.environments else by_default
+    chosen = sorted(set(flags.environments)) or by_default
     return Lists(actors, threads, chosen)
-
-
-def numbers(text: str, flag: str) -> list[int]:
-    """Parses a flag such as `1,2,4` into different numbers of at least 1, sorted.
-
-    Raises:
-        ConfigurationError: A number is malformed or below 1.
-    """
-    try:
-        found = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        raise ConfigurationError(f"--{flag} {text}: it must be numbers such as 1,2,4,8")
-    return found
 
 
 def _axes(lists: Lists, config: Config, measured: Callable[[Key], Point]) -> None:

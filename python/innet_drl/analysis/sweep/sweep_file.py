@@ -50,7 +50,7 @@ class Sweep:
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
         values = {
-            "machine": self.machine.as_dict(),
+            "machine": dataclasses.asdict(self.machine),
             "preset": self.preset,
             "settings": self.config.as_dict(),
             "measured": self.measured,

@@ -31,11 +31,6 @@ def run(flags: WhatIfFlags) -> None:
 
 def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
     """Returns the prediction for the flags' machine beside the one for the measured machine, as plain JSON values."""
-    for flag, count in (("--cores", flags.cores), ("--actors", flags.actors), ("--environments", flags.environments)):
-        if count is not None and count < 1:
-            raise ConfigurationError(f"{flag} {count}: it must be at least 1")
-    if not flags.gpu_speed > 0:
-        raise ConfigurationError(f"--gpu-speed {flags.gpu_speed:g}: it must be above 0")
     if sweep.gpus == 0 and (flags.gpus or flags.gpu_speed != 1.0):
         raise ConfigurationError(
             f"{flags.sweep} was measured without a GPU, and how much faster one updates is unknown: leave --gpus and "

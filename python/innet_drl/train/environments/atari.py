@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 import ale_py
@@ -10,10 +9,11 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
+from innet_drl.errors import closest
 from innet_drl.train.config import Config
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
-from innet_drl.train.errors import Message, UnavailableEnvironmentError
+from innet_drl.train.errors import UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
@@ -24,10 +24,8 @@ def check_atari(config: Config) -> None:
     for name in ("environment_args", "environment_wrappers"):
         if getattr(config, name):
             raise UnavailableEnvironmentError(
-                Message(
-                    f"{{{name}}}: atari/<game> has settings of its own ({{stack}}, {{sticky_actions}}, "
-                    "{episode_frames}): use the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
-                )
+                f"{name}: atari/<game> has settings of its own (stack, sticky_actions, episode_frames): use the "
+                "game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
             )
     rom_name(config.environment_name)
 
@@ -85,9 +83,8 @@ def rom_name(environment: str) -> str:
     game = environment.removeprefix("atari/")
     games = roms.get_all_rom_ids()
     if game not in games:
-        close = difflib.get_close_matches(_snake_case(game), games, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "names are as in ale_py.roms.get_all_rom_ids()"
-        raise UnavailableEnvironmentError(f"there is no Atari game {game!r}: {hint}")
+        hint = closest(_snake_case(game), games, "names are as in ale_py.roms.get_all_rom_ids()")
+        raise UnavailableEnvironmentError(f"there is no Atari game {game!r}{hint}")
     try:
         roms.get_rom_path(game)
     except OSError as error:

@@ -19,7 +19,7 @@ from innet_drl.train.environments.atari import atari_hint, check_atari, make_ata
 from innet_drl.train.environments.spaces import actions, encoder, is_gymnasium, unusable
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
-from innet_drl.train.errors import ConfigurationError, Message, UnavailableEnvironmentError
+from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 
 gymnasium.register_envs(ale_py)
 
@@ -43,26 +43,21 @@ def make(
     if config.is_atari:
         return make_atari(config, count, episode_frames or config.episode_frames, threads)
     name = config.environment_name
-    hint: str | Message
     try:
         vector = _make_vector(config, count, render)
     except (ConfigurationError, UnavailableEnvironmentError):
         raise
     except gymnasium.error.Error as error:
-        hint = atari_hint(name) or importing.near_path(name) or _other_names()
+        hint = atari_hint(name) or _other_names()
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:
         hint = atari_hint(name)
         # Python raises it in the caller's frame where a call's arguments are wrong.
         caller = traceback.extract_tb(error.__traceback__)[-1].filename
         if isinstance(error, TypeError) and "argument" in str(error) and (caller == __file__ or is_gymnasium(caller)):
-            hint = Message("; its arguments are {environment_args}")
+            hint = "; its arguments are environment_args"
         raise UnavailableEnvironmentError(
-            "{name!r} cannot be made: it raises {kind}: {error}{hint}",
-            name=name,
-            kind=type(error).__name__,
-            error=error,
-            hint=hint,
+            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{hint}"
         ) from error
     numbered = actions(vector.single_action_space, name)
     encoded = encoder(vector.single_observation_space, name)

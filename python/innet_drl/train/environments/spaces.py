@@ -18,7 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from innet_drl.train.environments.spec import Arrays, Part
-from innet_drl.train.errors import Message, UnavailableEnvironmentError
+from innet_drl.train.errors import UnavailableEnvironmentError
 
 MAX_ACTIONS = 4096
 """Largest number of actions of a product of discrete spaces."""
@@ -72,8 +72,8 @@ def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
     left_out: list[str] = []
     found = _leaves(space, "", lambda batch: batch, environment, left_out)
     if not found:
-        reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
-        raise unusable(environment, Message(reason, space=space))
+        reason = f"no part of its observations {space} is made of numbers: wrap it (environment_wrappers)"
+        raise unusable(environment, reason)
     leaves = tuple(leaf for leaf, _ in found)
     if len({leaf.part.name for leaf in leaves}) < len(leaves):
         raise unusable(environment, f"two parts of {space} have one name")
@@ -123,11 +123,9 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
         starts = np.broadcast_to(space.start, space.nvec.shape)
         part, encode = _one_hot(name, space.nvec.flatten().tolist(), starts.flatten().tolist(), environment)
     else:
-        reason = Message(
-            "its observations {space}{where} are no arrays of one shape: wrap it ({environment_wrappers}), so that it "
-            "returns a Box or a Dict of boxes",
-            space=space,
-            where=where,
+        reason = (
+            f"its observations {space}{where} are no arrays of one shape: wrap it (environment_wrappers), so that it "
+            "returns a Box or a Dict of boxes"
         )
         raise unusable(environment, reason)
     expected = space.shape
@@ -187,9 +185,9 @@ def _one_hot(
 ) -> tuple[Part, Callable[[NDArray[Any]], NDArray[np.float32]]]:
     length = sum(sizes)
     if length > MAX_ONE_HOT:
-        reason = Message(
+        reason = (
             f"a one-hot vector of its observation has {length:,} numbers, more than {MAX_ONE_HOT:,}: return a smaller "
-            "observation by a wrapper ({environment_wrappers})"
+            "observation by a wrapper (environment_wrappers)"
         )
         raise unusable(environment, reason)
     offsets = np.cumsum([0, *sizes[:-1]]) - np.array(starts)
@@ -226,12 +224,9 @@ def actions(space: spaces.Space[Any], environment: str) -> Actions:
         shape, flat = sizes.shape, sizes.flatten()
         count = math.prod(int(size) for size in flat)
         if count > MAX_ACTIONS:
-            reason = Message(
-                "its actions {space} are {count:,} combinations, more than {most:,}: offer fewer by a wrapper "
-                "({environment_wrappers})",
-                space=space,
-                count=count,
-                most=MAX_ACTIONS,
+            reason = (
+                f"its actions {space} are {count:,} combinations, more than {MAX_ACTIONS:,}: offer fewer by a wrapper "
+                "(environment_wrappers)"
             )
             raise unusable(environment, reason)
         table = np.stack(np.unravel_index(np.arange(count), flat), 1).reshape(count, *shape) + starts
@@ -265,6 +260,6 @@ def is_gymnasium(file: str) -> bool:
     return file.startswith(package + os.sep) and not file.startswith(os.path.join(package, "envs", ""))
 
 
-def unusable(environment: str, reason: str | Message) -> UnavailableEnvironmentError:
+def unusable(environment: str, reason: str) -> UnavailableEnvironmentError:
     """The error of an environment of this name."""
-    return UnavailableEnvironmentError("{environment} {name}: {reason}", name=environment, reason=reason)
+    return UnavailableEnvironmentError(f"environment {environment}: {reason}")

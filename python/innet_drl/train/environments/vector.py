@@ -260,13 +260,9 @@ class Environments:
     def _not_finite(self, index: int, returned: str) -> UnavailableEnvironmentError:
         when = f"at step {self._steps:,}" if self._steps else "at its reset"
         return UnavailableEnvironmentError(
-            "environment {index}{owner} ({environment} {name}) returned {returned} {when}, from which nothing can be "
-            "learned: correct the environment, or replace the value in a wrapper ({environment_wrappers})",
-            index=index,
-            owner=self.owner,
-            name=self._name,
-            returned=returned,
-            when=when,
+            f"environment {index}{self.owner} (environment {self._name}) returned {returned} {when}, from which "
+            "nothing can be learned: correct the environment, or replace the value in a wrapper "
+            "(environment_wrappers)"
         )
 
     def _explained(self, error: Exception, call: str) -> Exception:

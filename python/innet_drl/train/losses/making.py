@@ -90,7 +90,7 @@ def tried(
 
 def _unusable(config: Config, reason: str) -> ConfigurationError:
     """The error of a user's loss."""
-    return ConfigurationError("{loss} {path}: {reason}", path=importing.path_of(config.loss), reason=reason)
+    return ConfigurationError(f"loss {importing.path_of(config.loss)}: {reason}")
 
 
 def make_loss(config: Config) -> Loss:

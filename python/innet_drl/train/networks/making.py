@@ -13,7 +13,7 @@ from torch import nn
 from innet_drl.train import importing
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Arrays, EnvironmentSpec, Part, each
-from innet_drl.train.errors import ConfigurationError, Message
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses import Loss, make_loss
 from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
 from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, Torso, VectorTorso
@@ -76,8 +76,8 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
         return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
     if small:
         needs = f"it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are {shape[1]}x{shape[2]}"
-        advice = "take impala or mlp, or larger images ({frame_size}, of Atari games)"
-        raise _unusable(config, Message(f"{needs}: {advice}"))
+        advice = "take impala or mlp, or larger images (frame_size, of Atari games)"
+        raise _unusable(config, f"{needs}: {advice}")
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
@@ -115,9 +115,9 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
     return module
 
 
-def _unusable(config: Config, reason: str | Message) -> ConfigurationError:
+def _unusable(config: Config, reason: str) -> ConfigurationError:
     """The error of a network that cannot be used."""
-    return ConfigurationError("{network} {path}: {reason}", path=importing.path_of(config.network), reason=reason)
+    return ConfigurationError(f"network {importing.path_of(config.network)}: {reason}")
 
 
 def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
@@ -136,9 +136,9 @@ def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) 
     expected = (batch, spec.actions) if loss.outputs == 1 else (batch, spec.actions, loss.outputs or "any number")
     if found != expected and not (loss.outputs is None and found[:2] == expected[:2] and len(found) in (2, 3)):
         names = "(batch, actions)" if loss.outputs == 1 else "(batch, actions, outputs for each action)"
-        reason = Message(
-            f"for {batch} observations it returned the shape {found}, and {{loss}} {{path}} reads {expected}: {names}",
-            path=importing.path_of(config.loss),
+        reason = (
+            f"for {batch} observations it returned the shape {found}, and loss {importing.path_of(config.loss)} reads "
+            f"{expected}: {names}"
         )
         raise _unusable(config, reason)
 
