@@ -25,6 +25,7 @@ from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.callbacks import Result
+from innet_drl.train.metrics import parts
 from innet_drl.train.published_run import REPORT_LAPS
 from innet_drl.train.stopwatch import Laps
 from innet_drl.train.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
@@ -171,9 +172,9 @@ def test_a_serial_run_is_one_process(tmp_path: Path) -> None:
     assert {"step", "update"} <= {name for _, _, name in slices}
     # Lines of metrics have the actor's part of the time apart.
     last = lines(run)[-1]
-    assert last["actor_time"].keys() == {"inference", "environment", "write", "parameters"}
-    assert last["learner_time"]["act"] > 0
-    assert sum(last["learner_time"].values()) == pytest.approx(1, abs=0.01)
+    assert parts(last, "actor_time").keys() == {"inference", "environment", "write", "parameters"}
+    assert last["learner_time/act"] > 0
+    assert sum(parts(last, "learner_time").values()) == pytest.approx(1, abs=0.01)
 
 
 def test_every_learner_has_a_bar(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
         ]
         running = [stack.enter_context(Command(*command, folder=tmp_path)) for command in commands]
         learner = running[0]
-        until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
+        until(lambda: parts(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
         begun = newest(run)["agent_steps"]
         until(lambda: newest(run)["agent_steps"] > begun + 3_000 or not learner.runs)
         assert [process.interrupt() for process in running] == [-signal.SIGINT] * 3

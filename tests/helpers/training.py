@@ -15,7 +15,7 @@ from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import Metrics, parts
 from innet_drl.train.presets import PRESETS
 
 SMALL = dataclasses.replace(
@@ -77,7 +77,7 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "joules_per_million_frames",
         "resident_bytes",
     }
-    return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
+    return [{name: value for name, value in line.items() if name.partition("/")[0] not in timed} for line in metrics]
 
 
 def small(**changes: Any) -> Config:
@@ -98,7 +98,8 @@ class BothHavePlayed(train.Callback):
         self._awaited = False
 
     def on_metrics(self, metrics: Metrics) -> None:
-        if not self._awaited and metrics.learner_updates > 150 and metrics.actor_scores.keys() == {"0", "1"}:
+        played = parts(metrics, "actor_scores").keys()
+        if not self._awaited and metrics["learner_updates"] > 150 and played == {"0", "1"}:
             raise train.StopTraining("both actors have played")
 
 

@@ -111,7 +111,7 @@ def fail(assignment: ActorAssignment, pipe: Connection) -> None:
 
 def play_and_exit(assignment: ActorAssignment, pipe: Connection) -> None:
     """The main function of an actor whose simulator ends the interpreter."""
-    pipe.send(ActorReport(assignment.index, 10, [], 0, {}, 0.5))
+    pipe.send(ActorReport(assignment.index, 10, [], 0, {}))
     os._exit(1)
 
 

@@ -78,7 +78,8 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     seconds = {"inference": 0.25, "environment": 0.125}
     laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
     notes = {str(number): "x" * NOTE_LENGTH for number in range(9)}
-    reports = [ActorReport(1, 250, games, 77, seconds, 0.5, laps, notes=notes), ActorReport(0, 8, [], 0, {}, 1.0)]
+    means = {"epsilon": (0.5, 1), "q_predicted": (1e-30, 250)}
+    reports = [ActorReport(1, 250, games, 77, seconds, means, laps, notes), ActorReport(0, 8, [], 0, {})]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []
         for report in reports:
@@ -88,6 +89,7 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     assert [game for report in received for game in report.games] == games
     assert sum(report.steps for report in received) == 258
     assert [report.seconds for report in received if report.seconds] == [seconds]
+    assert [report.means for report in received if report.means] == [means]
     assert {about: note for report in received for about, note in report.notes.items()} == notes
     parts = [report.laps for report in received if report.laps is not None]
     assert [lap for part in parts for lap in part.laps] == laps.laps
@@ -107,7 +109,7 @@ def test_reports_to_a_server_that_was_away_arrive_once(tmp_path: Path) -> None:
         games = [Game(0, 1.0, 1)] * 100
 
         def write(steps: int, timeout: float | None) -> None:
-            writer.write(ActorReport(0, steps, games, 0, {}, 0.0), timeout)
+            writer.write(ActorReport(0, steps, games, 0, {}), timeout)
 
         write(1, None)
         server.send(signal.SIGSTOP)
@@ -131,7 +133,7 @@ def test_reports_of_an_actor_arrive_in_order(address: str) -> None:
         for _ in range(3):
             for updates in range(written):
                 for actor in actors:
-                    writers[actor].write(ActorReport(actor, 1, [], updates, {}, 0.0), None)
+                    writers[actor].write(ActorReport(actor, 1, [], updates, {}), None)
             received = run.reports()
             for actor in actors:
                 order = [report.parameter_updates for report in received if report.actor == actor]

@@ -55,10 +55,10 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.publish(memory)
         if launcher is None:
             run = running.enter_context(RunPublisher.connect(trainer.name, config, memory_token(config)))
-            actors = JoinedActors(run, config.report_seconds, trainer.meter.agent_steps)
+            actors = JoinedActors(run, config.report_seconds, trainer.totals.agent_steps)
         else:
             token = settings.token if embedded else actor_token(config)
-            started = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
+            started = Actors(config, memory.address, trainer.name, trainer.totals.agent_steps, launcher, token)
             actors = running.enter_context(started)
         device = str(trainer.learner.device)
         batches = running.enter_context(memory.batches(device, WAIT_SECONDS, config.actor_patience))
@@ -83,7 +83,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
                         trainer.reporter.times.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
-                if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
+                if trainer.totals.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory)
                     logger.error("a checkpoint has all updates: continue with %s", Resuming(trainer.folder.path))
                 if learners is not None and isinstance(error, innet.errors.GradientError):
@@ -153,7 +153,7 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
     if trainer.session.interrupted:
         return
     try:
-        reports = actors.reports(trainer.meter.agent_steps)
+        reports = actors.reports(trainer.totals.agent_steps)
     except ProcessError:
         if not trainer.session.interrupted:
             raise

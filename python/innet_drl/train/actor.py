@@ -145,9 +145,8 @@ class Actor:
             games,
             self._parameter_updates,
             seconds,
-            self._explores,
+            {"epsilon": (self._explores, 1), **self._predicting.take()},
             laps,
-            self._predicting.take(),
             notes,
         )
 

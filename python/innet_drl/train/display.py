@@ -71,12 +71,13 @@ class Display:
 
 def plain_line(metrics: Metrics, note: str = "") -> str:
     """The most important numbers in one line, for logs."""
-    left = "" if metrics.seconds_left is None else f" ({clock(metrics.seconds_left)} left)"
+    get = metrics.get
+    left = f" ({clock(metrics['seconds_left'])} left)" if "seconds_left" in metrics else ""
     return (
-        f"{clock(metrics.time_s)}{left}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
-        f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
-        f"score {score(metrics.return_mean)} (best {score(metrics.return_best)})  "
-        f"loss {number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
+        f"{clock(metrics['time_s'])}{left}  {metrics['agent_steps']:,} steps ({metrics['agent_steps_per_s']:,.0f}/s)  "
+        f"{metrics['learner_updates']:,} updates ({metrics['learner_updates_per_s']:,.1f}/s)  "
+        f"score {score(get('return_mean'))} (best {score(get('return_best'))})  "
+        f"loss {number(get('td_loss'), 4)}  replay {metrics['replay_steps']:,}" + (f"  {note}" if note else "")
     )
 
 

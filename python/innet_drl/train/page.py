@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import logging
 import sys
 import time
@@ -26,7 +25,8 @@ from rich.text import Text
 from innet_drl.train.background_stream import never_blocking
 from innet_drl.train.display import Display, clock, number, score
 from innet_drl.train.errors import with_flags
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import Metrics, parts
+from innet_drl.train.stopwatch import WAITING
 
 SMALLEST_PAGE = (80, 22)
 """Smallest terminal, in columns and rows, for the page with log lines above it; smaller ones get plain lines."""
@@ -131,7 +131,7 @@ class Page(Display):
         if self._shown is None:
             self.say(note)
         else:
-            metrics = self._shown if time_s is None else dataclasses.replace(self._shown, time_s=time_s)
+            metrics = self._shown if time_s is None else {**self._shown, "time_s": time_s}
             self._live.update(self._render(metrics, note), refresh=True)
 
     def progress(self, activity: str, done: str) -> None:
@@ -143,44 +143,42 @@ class Page(Display):
             self.show_note(f"{activity}: {done}")
 
     def _render(self, metrics: Metrics, note: str) -> Panel:
-        left = "" if metrics.seconds_left is None else f", {clock(metrics.seconds_left)} left"
-        ratio = f"{number(metrics.samples_per_insert_now, 2)} of {metrics.samples_per_insert_target:g}"
-        evaluation = score(metrics.evaluation_mean)
-        if metrics.evaluation_best is not None:
-            evaluation += f", best {score(metrics.evaluation_best)}"
+        get = metrics.get
+        left = f", {clock(metrics['seconds_left'])} left" if "seconds_left" in metrics else ""
+        best = f", best {score(metrics['evaluation_best'])}" if "evaluation_best" in metrics else ""
         numbers = Table.grid(padding=(0, 2))
         for _ in range(3):
             numbers.add_column()
         cells = [
-            ("time", clock(metrics.time_s) + left),
-            ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
-            ("frames", f"{metrics.env_frames:,}"),
-            ("games", f"{metrics.games:,}"),
-            ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
-            ("updates", f"{metrics.learner_updates:,}"),
-            ("score", f"{score(metrics.return_mean)}, best {score(metrics.return_best)}"),
-            ("loss", number(metrics.td_loss, 4)),
-            ("Q", number(metrics.q_mean, 3)),
-            ("evaluation", evaluation),
-            ("replay ratio", ratio),
-            ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
-            ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
-            ("sample age", number(metrics.sample_age, 0)),
-            ("stale", f"{metrics.stale_updates:,}"),
+            ("time", clock(metrics["time_s"]) + left),
+            ("steps/s", number(get("agent_steps_per_s"), 0)),
+            ("frames", number(get("env_frames"), 0)),
+            ("games", number(get("games"), 0)),
+            ("updates/s", number(get("learner_updates_per_s"), 1)),
+            ("updates", number(get("learner_updates"), 0)),
+            ("score", f"{score(get('return_mean'))}, best {score(get('return_best'))}"),
+            ("loss", number(get("td_loss"), 4)),
+            ("Q", number(get("q_mean"), 3)),
+            ("evaluation", score(get("evaluation_mean")) + best),
+            ("replay ratio", f"{number(get('samples_per_insert_now'), 2)} of {get('samples_per_insert_target'):g}"),
+            ("lag", f"{number(get('parameter_lag'), 0)} updates"),
+            ("replay", f"{metrics['replay_steps']:,} steps, {metrics['replay_bytes'] / 2**20:,.0f} MiB"),
+            ("sample age", number(get("sample_age"), 0)),
+            ("stale", number(get("stale_updates"), 0)),
         ]
         for row in range(0, len(cells), 3):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 3]))
         waits = {
-            "learner for samples": metrics.learner_time.get("wait for a batch", 0.0),
-            "actors for the learner": _mean(metrics.actor_waits.values()),
+            "learner for samples": metrics.get(f"learner_time/{WAITING}", 0.0),
+            "actors for the learner": _mean(parts(metrics, "actor_waits").values()),
         }
         return Panel(
             Group(
                 numbers,
                 self._actors(metrics),
                 Text.assemble(("who waits        ", "dim"), _shares(waits)),
-                Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
-                Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
+                Text.assemble(("learner's time   ", "dim"), _shares(parts(metrics, "learner_time"))),
+                Text.assemble(("actors' time     ", "dim"), _shares(parts(metrics, "actor_time"))),
                 Text(note, style="italic"),
             ),
             title=self.title,
@@ -189,7 +187,9 @@ class Page(Display):
     def _actors(self, metrics: Metrics) -> Table:
         """Returns a column for each actor, as many as fit."""
         fits = (self._console.width - 4 - NAMES_WIDTH) // ACTOR_WIDTH
-        actors = sorted(metrics.actor_steps_per_s | metrics.actor_scores, key=int)
+        names = ("actor_scores", "actor_steps_per_s", "actor_waits")
+        scores, rates, waits = (parts(metrics, name) for name in names)
+        actors = sorted(rates | scores, key=int)
         shown = actors if len(actors) <= fits else actors[: fits - 1]
         table = Table.grid()
         table.add_column(width=NAMES_WIDTH, style="dim")
@@ -197,9 +197,9 @@ class Page(Display):
             table.add_column(width=ACTOR_WIDTH, justify="right", no_wrap=True)
         more = [] if len(shown) == len(actors) else [f"+{len(actors) - len(shown)}"]
         table.add_row("actor", *shown, *more, style="dim")
-        table.add_row("score", *(score(metrics.actor_scores.get(actor)) for actor in shown))
-        table.add_row("steps/s", *(number(metrics.actor_steps_per_s.get(actor), 0) for actor in shown))
-        table.add_row("waits", *(_share(metrics.actor_waits.get(actor)) for actor in shown))
+        table.add_row("score", *(score(scores.get(actor)) for actor in shown))
+        table.add_row("steps/s", *(number(rates.get(actor), 0) for actor in shown))
+        table.add_row("waits", *(_share(waits.get(actor)) for actor in shown))
         return table
 
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.train import prediction
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.metrics import ActorReport, Game
@@ -190,7 +189,7 @@ def _parts(report: ActorReport) -> Iterator[ActorReport]:
     laps = report.laps
     first, *others = _groups(report.games)
     yield dataclasses.replace(report, games=first, laps=None, notes={})
-    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE, notes={})
+    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], means={}, laps=None, notes={})
     for about, note in report.notes.items():
         yield dataclasses.replace(rest, notes={about: note})
     for games in others:
@@ -238,7 +237,7 @@ def _decoded(row: bytes) -> ActorReport | None:
             found = np.frombuffer(base64.b85decode(laps["laps"]), LAP).tolist()
             laps["laps"] = [(str(names[index]), duration) for index, duration in found]
             values["laps"] = Laps(**laps)
-        values["predictions"] = prediction.Predictions(**values["predictions"])
+        values["means"] = {name: (mean, count) for name, (mean, count) in values["means"].items()}
         return ActorReport(games=games, **values)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections import deque
 from typing import Any
@@ -22,6 +21,7 @@ from innet_drl.train.session import Session
 from innet_drl.train.signs import SignsOfRun
 from innet_drl.train.stopwatch import Stopwatch
 from innet_drl.train.times import SERIAL, CoreThreads, Times
+from innet_drl.train.totals import MemoryCounters
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,13 @@ class Reporter:
     """Writes lines of metrics to the run's folder, and shows them."""
 
     def __init__(self, session: Session, learner: Learner, cost: CostMeter) -> None:
-        self.table: dict[str, Any] | None = None
+        self._table: dict[str, Any] | None = None
         """The memory's counters at the last line; `None` before the first."""
         self._session = session
         self._config = session.config
         self._folder = session.folder
         self._meter = session.meter
+        self._totals = session.totals
         self._stopwatch = session.stopwatch
         self._learner = learner
         self._cost = cost
@@ -50,6 +51,8 @@ class Reporter:
         """Stopwatches of other threads of this process, by their name."""
         self._process = SERIAL if self._config.serial else "learner 0"
         self.times = Times(self._folder.path, resumed=not self._folder.is_new)
+        self._counters = MemoryCounters(resumed=not self._folder.is_new)
+        self._reported_updates = learner.updates
         self._core = CoreThreads()
         self._ended = False
         self._files: MetricsFiles | None = None
@@ -61,7 +64,7 @@ class Reporter:
     def begin(self) -> None:
         """Opens the files."""
         settings = self._config.as_dict()
-        self._files = MetricsFiles(self._folder.path, self._meter.agent_steps, settings, self._learner.updates)
+        self._files = MetricsFiles(self._folder.path, self._totals.agent_steps, settings, self._learner.updates)
 
     @property
     def has_begun(self) -> bool:
@@ -77,6 +80,11 @@ class Reporter:
                 self.write_pending_lines()
             self._files.close()
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the replay memory's steps at the last line; 0 before the first."""
+        return 0 if self._table is None else int(self._table["bytes"])
+
     def report(self, memory: ReplayMemory) -> None:
         """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
         self._ask_for_counters(memory)
@@ -86,21 +94,28 @@ class Reporter:
 
     def _ask_for_counters(self, memory: ReplayMemory) -> None:
         def ask() -> None:
-            self.table = memory.stats()
+            self._table = memory.stats()
 
         self._session.ask(ask)
 
     def _report(self) -> None:
-        if self.table is None:
+        if self._table is None:
             return
         self._take_times()
-        learner, cost = self._learner, self._cost.read(self._meter.env_frames)
-        metrics = self._meter.line(learner.updates, learner.publications, self.table, self._seconds_left, cost)
-        self.times.add_waits(self._meter.waits_s)
-        own = self._config.batch_size - self._config.demonstrations
-        self.times.add_samples(self._process, self.table, own)
+        meter, updates = self._meter, self._learner.updates
+        meter.record("learner_updates", updates)
+        meter.record_rate("learner_updates_per_s", updates - self._reported_updates)
+        self._reported_updates = updates
+        meter.record("parameter_version", self._learner.publications)
+        meter.record("samples_per_insert_target", self._config.samples_per_insert)
+        self._totals.record(meter)
+        self._cost.read(self._totals.env_frames).record(meter)
+        added = self._counters.record(meter, self._table)
+        self.times.add_samples(self._process, added, self._config.batch_size - self._config.demonstrations)
         self.times.write()
-        self._write(metrics)
+        metrics = meter.line()
+        left = self._seconds_left(metrics["agent_steps_per_s"])
+        self._write(metrics if left is None else {**metrics, "seconds_left": round(left, 1)})
         self._stopwatch.lap("report")
 
     def _take_times(self) -> None:
@@ -109,11 +124,17 @@ class Reporter:
         for thread, stopwatch in self.threads.items():
             self.times.add(self._process, stopwatch.take(), stopwatch.take_laps(), thread)
         self.times.add_core(self._process, self._core.take())
-        self._meter.add_learner_time(seconds, acting=ACTING if self._config.serial else ())
+        if self._config.serial:
+            acted = {name: seconds.pop(name) for name in ACTING if name in seconds}
+            self._meter.record_seconds("actor_time", acted)
+            seconds["act"] = sum(acted.values())
+        self._meter.record_seconds("learner_time", seconds)
 
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor to the next line, its times and its trace."""
-        self._meter.add_report(report)
+        self._totals.add_report(report, self._meter)
+        if report.steps:
+            self._meter.record_mean("parameter_lag", self._learner.updates - report.parameter_updates)
         for about, note in report.notes.items():
             if about not in self._noted:
                 self._noted.add(about)
@@ -142,7 +163,7 @@ class Reporter:
     def due_by_steps(self) -> bool:
         """Whether a multiple of `report_steps` was passed since the last line, independent of the clock."""
         period = self._config.report_steps
-        return self._meter.agent_steps // period > self._meter.reported_steps // period
+        return self._totals.agent_steps // period > self._totals.reported_steps // period
 
     @property
     def due_by_time(self) -> bool:
@@ -151,12 +172,12 @@ class Reporter:
 
     def report_rest(self, memory: ReplayMemory) -> None:
         """Writes the last line of metrics, unless no step was taken since the previous line."""
-        if self._meter.agent_steps <= self._meter.reported_steps and self._last_line is not None:
+        if self._totals.agent_steps <= self._totals.reported_steps and self._last_line is not None:
             return
         if self._session.interrupted:
             # If the memory does not answer, the last line repeats the counters of the previous line.
             with contextlib.suppress(ReplayError):
-                self.table = memory.stats(LAST_SECONDS)
+                self._table = memory.stats(LAST_SECONDS)
         else:
             self._ask_for_counters(memory)
         self._report()
@@ -171,10 +192,9 @@ class Reporter:
         """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean."""
         self._folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
-        metrics = dataclasses.replace(
-            self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self._meter.evaluation_best
-        )
-        self._write(metrics)
+        best = self._totals.evaluation_best
+        assert best is not None
+        self._write({**self._last_line, "evaluation_mean": evaluation.mean, "evaluation_best": best})
 
     def _seconds_left(self, steps_per_s: float) -> float | None:
         """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
@@ -182,7 +202,7 @@ class Reporter:
         if config.minutes is not None:
             ends.append(60 * config.minutes - self._meter.session_s)
         if config.steps is not None and steps_per_s > 0:
-            ends.append((config.steps - self._meter.agent_steps) / steps_per_s)
+            ends.append((config.steps - self._totals.agent_steps) / steps_per_s)
         return max(0.0, min(ends)) if ends else None
 
     def _write(self, metrics: Metrics) -> None:

@@ -20,6 +20,7 @@ from innet_drl.train.machine import file_position
 from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class _Interrupted(BaseException):
 class Session:
     """One session of a run. In its context, SIGINT, SIGTERM and SIGHUP end it, and the page shows long activities."""
 
-    meter: Meter
+    totals: Totals
     """Set by the trainer once the environment is known."""
 
     def __init__(
@@ -43,6 +44,7 @@ class Session:
         self.config = config
         self.folder = folder
         self.display = display
+        self.meter = Meter()
         self.stopwatch = Stopwatch()
         """Stopwatch of the learner's thread."""
         self.note = "starting"

@@ -40,12 +40,12 @@ from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
-from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.preload import preload
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.session import Session
+from innet_drl.train.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ class Trainer:
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
         self._diagnostics = Diagnostics(self.learner)
-        self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
-        self.session.meter = self.meter
+        self.meter = self.session.meter
+        self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
             self._load(resumed)
         self.reporter = Reporter(self.session, self.learner, self._cost)
         for callback in callbacks:
-            callback.training = Training(self.learner, self.meter)
+            callback.training = Training(self.learner, self.totals, self.meter)
         self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
         self._reached_end = False
@@ -145,7 +145,8 @@ class Trainer:
                 path=resumed.path,
                 changed=settings(changed),
             ) from error
-        self.meter.restore(resumed.state["meter"])
+        self.meter.resume(resumed.state["meter"]["time_s"])
+        self.totals.restore(resumed.state["meter"])
         self._cost.restore(resumed.state["cost"])
 
     def __enter__(self) -> Self:
@@ -158,7 +159,7 @@ class Trainer:
             self.reporter.close()
             how = FINISHED if self._reached_end else "interrupted"
             how = how if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-            self.folder.end_session(self.meter.agent_steps, how)
+            self.folder.end_session(self.totals.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
                 logger.warning("interrupted: continue from %s with %s", newest, Resuming(self.folder.path))
@@ -175,7 +176,7 @@ class Trainer:
         device = self.learner.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
-        self.folder.begin_session(self.meter.agent_steps, about)
+        self.folder.begin_session(self.totals.agent_steps, about)
         self.session.call("on_start", self.config, self.folder.path)
         self.stopwatch.lap("start")
 
@@ -250,7 +251,7 @@ class Trainer:
     def finished(self) -> bool:
         """Whether training has reached its time, steps or target, or a signal or callback has ended it."""
         steps = self.config.steps
-        return self.ends_now or (steps is not None and self.meter.agent_steps >= steps)
+        return self.ends_now or (steps is not None and self.totals.agent_steps >= steps)
 
     @property
     def ends_now(self) -> bool:
@@ -266,10 +267,15 @@ class Trainer:
     def learn(self, batch: TorchBatch) -> Update:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
-        self.meter.add_update(update, batch.ages.double().mean(), batch.probabilities.mean())
-        diagnosis = self._diagnostics.add(batch, update)
-        if diagnosis is not None:
-            self.meter.add_diagnosis(diagnosis)
+        # Tensors of the learner's device, which are read when a line of metrics is due.
+        self.meter.record_mean("td_loss", update.loss)
+        self.meter.record_mean("q_mean", update.q_mean)
+        self.meter.record_mean("gradient_norm", update.gradient_norm)
+        self.meter.record_mean("sample_age", batch.ages.double().mean())
+        self.meter.record_mean("priority_concentration", batch.probabilities.mean())
+        self.meter.record("learning_rate", update.learning_rate)
+        for name, value in self._diagnostics.add(batch, update).items():
+            self.meter.record(name, value)
         self.reporter.record_trace()
         return update
 
@@ -346,19 +352,19 @@ class Trainer:
             raise self._diverged("weights")
         state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
-            "meter": self.meter.state(),
+            "meter": {"time_s": self.meter.time_s, **self.totals.state()},
             "cost": self._cost.state(),
             "snapshot": None,
         }
         unsaved = None
         if memory is not None and self.keeps_memory:
             try:
-                size = 0 if self.reporter.table is None else self.reporter.table["bytes"]
+                size = self.reporter.memory_bytes
                 with self.session.copying("saving the replay memory", self.folder.partial_snapshot, size):
                     state["snapshot"] = self.folder.save_memory(memory)
             except RunFolderError as error:
                 unsaved = error
-        path = self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors(), state)
+        path = self.folder.save_checkpoint(self.totals.agent_steps, self.learner.tensors(), state)
         if unsaved is not None:
             raise unsaved
         if state["snapshot"] is not None:
@@ -369,13 +375,13 @@ class Trainer:
 
     def finish(self) -> Result:
         """Evaluates the trained agent, records a video of it, and sums up the session."""
-        config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
+        config, totals, updates, session = self.config, self.totals, self.learner.updates, self.session
         # A signal from here on skips the games.
         self._reached_end = not session.interrupted
-        seconds = meter.time_s
+        seconds = self.meter.time_s
         # Writes files, which is not training time.
         self.reporter.end_times()
-        cost = self._cost.read(meter.env_frames, fresh=True)
+        cost = self._cost.read(totals.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not session.interrupted:
             logger.info(
@@ -392,29 +398,29 @@ class Trainer:
             if config.video and not session.interrupted:
                 self._record_video()
         self.reporter.write_pending_lines()
-        best = "-" if meter.best is None else f"{meter.best:g}"
+        best = "-" if totals.best is None else f"{totals.best:g}"
         logger.info(
-            f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
-            f"{meter.games:,} games, best score {best}"
+            f"{totals.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
+            f"{totals.games:,} games, best score {best}"
         )
         missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
         expected = expectation(config, updates, seconds)
         if expected is not None:
-            score = "-" if meter.score is None else f"{meter.score:.0f}"
+            score = "-" if totals.score is None else f"{totals.score:.0f}"
             logger.info("the score is %s so far; %s", score, expected)
-        further = config.steps is not None and meter.agent_steps >= config.steps
+        further = config.steps is not None and totals.agent_steps >= config.steps
         path = self.folder.path
         logger.info("everything is in %s; continue with %s", path, Resuming(path, further=further))
         best_mean = self.evaluations.best_mean
-        result = Result(path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
+        result = Result(path, totals.agent_steps, updates, seconds, evaluation, best_mean, cost)
         session.call("on_end", result)
         return result
 
     def _record_video(self) -> None:
         try:
             with self.folder.recording() as videos:
-                path = videos / f"{self.meter.agent_steps:012d}.mp4"
+                path = videos / f"{self.totals.agent_steps:012d}.mp4"
                 score = video.record(
                     self.config,
                     self.learner.average,
