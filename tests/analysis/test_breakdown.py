@@ -25,8 +25,9 @@ from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.callbacks import Result
-from innet_drl.train.metrics import parts
+from innet_drl.train.metrics import Meter, parts
 from innet_drl.train.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
+from innet_drl.train.totals import MemoryCounters
 
 Slice = tuple[float, float, str]
 """Begin and end in microseconds, name."""
@@ -301,13 +302,14 @@ def test_threads_of_a_command_are_not_of_the_core() -> None:
 
 
 def test_samples_of_a_new_run_count_from_its_first_line(tmp_path: Path) -> None:
-    table = {"sampled_items": 640, "blocked_samples": 3}
+    table = {"sampled_items": 640, "blocked_samples": 3, "steps": 9, "bytes": 9, "stale_updates": 0}
     for resumed, samples, blocked in ((False, 20, 3), (True, 0, 0)):
-        times = Times(tmp_path, resumed=resumed)
-        times.add_samples("learner 0", table, 32)
+        times, counters = Times(tmp_path, resumed=resumed), MemoryCounters(resumed=resumed)
+        times.add_samples("learner 0", counters.record(Meter(), table), 32)
         counted = times.process("learner 0")
         assert (counted.samples, counted.blocked_samples) == (samples, blocked)
-        times.add_samples("learner 0", {"sampled_items": 704, "blocked_samples": 4}, 32)
+        later = {**table, "sampled_items": 704, "blocked_samples": 4}
+        times.add_samples("learner 0", counters.record(Meter(), later), 32)
         assert (counted.samples, counted.blocked_samples) == (samples + 2, blocked + 1)
 
 

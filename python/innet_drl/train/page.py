@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from innet_drl.train.background_stream import never_blocking
-from innet_drl.train.display import Display, clock, number, score
+from innet_drl.train.display import Display, shown
 from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics, parts
 from innet_drl.train.stopwatch import WAITING
@@ -47,10 +47,10 @@ class _ToLoguru(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
-            shown = copy.copy(record)
+            spelled = copy.copy(record)
             if isinstance(record.args, tuple):
-                shown.args = tuple(map(with_flags, record.args))
-            logger.log(record.levelname, shown.getMessage())
+                spelled.args = tuple(map(with_flags, record.args))
+            logger.log(record.levelname, spelled.getMessage())
 
 
 @contextlib.contextmanager
@@ -60,16 +60,16 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     A pipe that nobody reads holds nobody up.
     """
     to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
-    shown = console or rich.get_console()
+    console = console or rich.get_console()
     logger.remove()
-    logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
+    logger.add(lambda message: _print(console, message), format=LOG_FORMAT, level="INFO", colorize=False)
     package.addHandler(to_loguru)
     # A module of an environment may add a handler to the root logger, which would repeat each line.
     package.propagate = False
     for name in TRAINING_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        with never_blocking(shown):
+        with never_blocking(console):
             yield
     finally:
         package.propagate = True
@@ -143,28 +143,30 @@ class Page(Display):
             self.show_note(f"{activity}: {done}")
 
     def _render(self, metrics: Metrics, note: str) -> Panel:
-        get = metrics.get
-        left = f", {clock(metrics['seconds_left'])} left" if "seconds_left" in metrics else ""
-        best = f", best {score(metrics['evaluation_best'])}" if "evaluation_best" in metrics else ""
+        def text(name: str) -> str:
+            return shown(name, metrics.get(name))
+
+        left = f", {text('seconds_left')} left" if "seconds_left" in metrics else ""
+        best = f", best {text('evaluation_best')}" if "evaluation_best" in metrics else ""
         numbers = Table.grid(padding=(0, 2))
         for _ in range(3):
             numbers.add_column()
         cells = [
-            ("time", clock(metrics["time_s"]) + left),
-            ("steps/s", number(get("agent_steps_per_s"), 0)),
-            ("frames", number(get("env_frames"), 0)),
-            ("games", number(get("games"), 0)),
-            ("updates/s", number(get("learner_updates_per_s"), 1)),
-            ("updates", number(get("learner_updates"), 0)),
-            ("score", f"{score(get('return_mean'))}, best {score(get('return_best'))}"),
-            ("loss", number(get("td_loss"), 4)),
-            ("Q", number(get("q_mean"), 3)),
-            ("evaluation", score(get("evaluation_mean")) + best),
-            ("replay ratio", f"{number(get('samples_per_insert_now'), 2)} of {get('samples_per_insert_target'):g}"),
-            ("lag", f"{number(get('parameter_lag'), 0)} updates"),
-            ("replay", f"{metrics['replay_steps']:,} steps, {metrics['replay_bytes'] / 2**20:,.0f} MiB"),
-            ("sample age", number(get("sample_age"), 0)),
-            ("stale", number(get("stale_updates"), 0)),
+            ("time", text("time_s") + left),
+            ("steps/s", text("agent_steps_per_s")),
+            ("frames", text("env_frames")),
+            ("games", text("games")),
+            ("updates/s", text("learner_updates_per_s")),
+            ("updates", text("learner_updates")),
+            ("score", f"{text('return_mean')}, best {text('return_best')}"),
+            ("loss", text("td_loss")),
+            ("Q", text("q_mean")),
+            ("evaluation", text("evaluation_mean") + best),
+            ("replay ratio", f"{text('samples_per_insert_now')} of {metrics['samples_per_insert_target']:g}"),
+            ("lag", f"{text('parameter_lag')} updates"),
+            ("replay", f"{text('replay_steps')} steps, {text('replay_bytes')}"),
+            ("sample age", text("sample_age")),
+            ("stale", text("stale_updates")),
         ]
         for row in range(0, len(cells), 3):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 3]))
@@ -187,19 +189,18 @@ class Page(Display):
     def _actors(self, metrics: Metrics) -> Table:
         """Returns a column for each actor, as many as fit."""
         fits = (self._console.width - 4 - NAMES_WIDTH) // ACTOR_WIDTH
-        names = ("actor_scores", "actor_steps_per_s", "actor_waits")
-        scores, rates, waits = (parts(metrics, name) for name in names)
+        scores, rates, waits = (parts(metrics, name) for name in ("actor_scores", "actor_steps_per_s", "actor_waits"))
         actors = sorted(rates | scores, key=int)
-        shown = actors if len(actors) <= fits else actors[: fits - 1]
+        most = actors if len(actors) <= fits else actors[: fits - 1]
         table = Table.grid()
         table.add_column(width=NAMES_WIDTH, style="dim")
         for _ in range(fits):
             table.add_column(width=ACTOR_WIDTH, justify="right", no_wrap=True)
-        more = [] if len(shown) == len(actors) else [f"+{len(actors) - len(shown)}"]
-        table.add_row("actor", *shown, *more, style="dim")
-        table.add_row("score", *(score(scores.get(actor)) for actor in shown))
-        table.add_row("steps/s", *(number(rates.get(actor), 0) for actor in shown))
-        table.add_row("waits", *(_share(waits.get(actor)) for actor in shown))
+        more = [] if len(most) == len(actors) else [f"+{len(actors) - len(most)}"]
+        table.add_row("actor", *most, *more, style="dim")
+        table.add_row("score", *(shown("actor_scores", scores.get(actor)) for actor in most))
+        table.add_row("steps/s", *(shown("actor_steps_per_s", rates.get(actor)) for actor in most))
+        table.add_row("waits", *(_share(waits.get(actor)) for actor in most))
         return table
 
 
@@ -214,9 +215,9 @@ def _print(console: Console, message: Any) -> None:
 
 def _shares(shares: dict[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    shown, rest = ordered[:MOST_SHARES], sum(value for _, value in ordered[MOST_SHARES:])
-    parts = [*shown, ("rest", rest)] if rest else shown
-    return "  ".join(f"{name} {_share(value)}" for name, value in parts) or "-"
+    largest, rest = ordered[:MOST_SHARES], sum(value for _, value in ordered[MOST_SHARES:])
+    named = [*largest, ("rest", rest)] if rest else largest
+    return "  ".join(f"{name} {_share(value)}" for name, value in named) or "-"
 
 
 def _share(value: float | None) -> str:

@@ -35,6 +35,8 @@ class _Interrupted(BaseException):
 class Session:
     """One session of a run. In its context, SIGINT, SIGTERM and SIGHUP end it, and the page shows long activities."""
 
+    meter: Meter
+    """Set by the trainer once the learner is made, when training begins."""
     totals: Totals
     """Set by the trainer once the environment is known."""
 
@@ -44,7 +46,6 @@ class Session:
         self.config = config
         self.folder = folder
         self.display = display
-        self.meter = Meter()
         self.stopwatch = Stopwatch()
         """Stopwatch of the learner's thread."""
         self.note = "starting"

@@ -13,6 +13,8 @@ RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
 ACTOR_WINDOW = 20
 """Number of last games of an actor that `actor_scores` averages."""
+STATE = ("agent_steps", "games", "best", "evaluation_mean", "evaluation_best")
+"""Attributes of `Totals` that a checkpoint has as they are."""
 
 
 class Totals:
@@ -26,7 +28,7 @@ class Totals:
     def __init__(self, environments: int, frames_per_step: int) -> None:
         self.agent_steps = 0
         self.reported_steps = 0
-        """Steps at the last line of metrics."""
+        """Steps at the last line of metrics, or at the start of the session."""
         self.games = 0
         self.best: float | None = None
         """Score of the best game."""
@@ -87,23 +89,15 @@ class Totals:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as plain JSON values."""
-        return {
-            "agent_steps": self.agent_steps,
-            "steps": self.reported_steps,
-            "games": self.games,
-            "best": self.best,
-            "evaluation_mean": self.evaluation_mean,
-            "evaluation_best": self.evaluation_best,
-            "scores": list(self._scores),
-            "lengths": list(self._lengths),
-            "scores_by_actor": {str(actor): list(scores) for actor, scores in self._scores_by_actor.items()},
-        }
+        by_actor = {str(actor): list(scores) for actor, scores in self._scores_by_actor.items()}
+        games = {"scores": list(self._scores), "lengths": list(self._lengths), "scores_by_actor": by_actor}
+        return {**{name: getattr(self, name) for name in STATE}, **games}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a result of `state`."""
-        self.agent_steps, self.reported_steps = state["agent_steps"], state["steps"]
-        self.games, self.best = state["games"], state["best"]
-        self.evaluation_mean, self.evaluation_best = state["evaluation_mean"], state["evaluation_best"]
+        for name in STATE:
+            setattr(self, name, state[name])
+        self.reported_steps = self.agent_steps
         self._scores.extend(state["scores"])
         self._lengths.extend(state["lengths"])
         for actor, scores in state["scores_by_actor"].items():

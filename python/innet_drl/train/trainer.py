@@ -40,6 +40,7 @@ from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
+from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.preload import preload
 from innet_drl.train.reporting import Reporter
@@ -98,7 +99,7 @@ class Trainer:
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
         self._diagnostics = Diagnostics(self.learner)
-        self.meter = self.session.meter
+        self.meter = self.session.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
