@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from innet_drl.train.display import plain_line
-from innet_drl.train.metrics import ActorReport, Game, Meter, parts, tags
+from innet_drl.train.metrics import METRICS, ActorReport, Game, Meter, parts, tags
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.page import SMALLEST_PAGE, Page, logs_on_console
 from innet_drl.train.panels import PANELS
@@ -181,6 +181,7 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
     (file,) = folder.glob("events.out.tfevents.*")
     found: dict[str, float] = {}
     layout = layout_pb2.Layout()
+    meanings = {metric.meaning for metric in METRICS.values()}
     for event in EventFileLoader(str(file)).Load():
         for value in event.summary.value:
             plugin = value.metadata.plugin_data.plugin_name
@@ -188,6 +189,7 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
                 layout.ParseFromString(value.tensor.string_val[0])
             elif plugin == "scalars":
                 assert event.step == 150
+                assert value.metadata.summary_description.rpartition(": ")[2] in meanings
                 found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
     return found, layout
 

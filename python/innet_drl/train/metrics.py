@@ -40,7 +40,7 @@ METRICS = {
     "learner_updates_per_s": Metric("charts/updates_per_s", "updates/s", "since the last line"),
     "replay_steps": Metric("replay/steps", "steps", "in the replay memory"),
     "replay_bytes": Metric("replay/bytes", "bytes", "size of these steps"),
-    "return_mean": Metric("charts/episodic_return", "score", "mean of the last 100 games, see Totals"),
+    "return_mean": Metric("charts/episodic_return", "score", "last 100 games of environments that explore less"),
     "return_best": Metric("charts/best_return", "score", "best game"),
     "length_mean": Metric("charts/episodic_length", "steps", "mean length of the games of return_mean"),
     "epsilon": Metric("charts/epsilon", "probability", "random actions, mean over the actors' reports"),

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-from innet_drl.train.metrics import Metrics, parts, tags
+from innet_drl.train.metrics import METRICS, Metrics, parts, tags
 from innet_drl.train.panels import PANELS
 
 
@@ -48,6 +48,8 @@ class MetricsFiles:
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         self._events = events.open("wb", buffering=0)
         self._last_event: Metrics | None = None
+        self._described: set[str] = set()
+        """Tags whose description TensorBoard has."""
         start = SessionLog(status=SessionLog.START)
         _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
         _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
@@ -61,8 +63,9 @@ class MetricsFiles:
             OSError: The disk is full, or the folder is gone. The same line may be written again later.
         """
         if metrics is not self._last_event:
-            _append(self._events, _record(_event(metrics)))
+            _append(self._events, _record(_event(metrics, self._described)))
             self._last_event = metrics
+            self._described |= tags(metrics).keys()
         _append(self._lines, (json.dumps(metrics) + "\n").encode())
 
     def close(self) -> None:
@@ -73,10 +76,13 @@ class MetricsFiles:
             self._lines.close()
 
 
-def _event(metrics: Metrics) -> Event:
+def _event(metrics: Metrics, described: Collection[str]) -> Event:
     event = Event(wall_time=time.time(), step=int(metrics["agent_steps"]))
-    for tag, value in tags(metrics).items():
-        event.summary.value.add(tag=tag, simple_value=value)
+    for name, (tag, value) in zip(metrics, tags(metrics).items(), strict=True):
+        added = event.summary.value.add(tag=tag, simple_value=value)
+        if tag not in described:
+            metric = METRICS[name.partition("/")[0]]
+            added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
     percentiles = parts(metrics, "priority_percentiles")
     if percentiles:
         event.summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
