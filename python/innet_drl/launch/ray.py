@@ -1,8 +1,8 @@
 """Processes of a run on a Ray cluster: `innet-drl train --launcher ray`.
 
 Ray reserves resources and places processes; each is a child of a Ray actor on its node. Learner and replay server are
-in this process, and their bundles are reserved on its node. Ray transports the messages of pipes: reports of actors,
-parameters and results of evaluations. Steps are sent to the replay server directly.
+in this process, and their bundles are reserved on its node. Ray transports the messages of pipes: failures, and
+parameters and results of evaluations. Actors send steps and reports to the replay server directly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A run published at its server for processes that join: its settings, and the reports of its actors.
+"""A run in its memory: the settings for processes that join, and the reports of its actors.
 
-The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push reports to the table
-`<run>/reports`, from which the learner samples each once. A run's name has no slash, but a connection without a
-namespace sees it with the prefix `<namespace>/`.
+Actors push reports to the table `<run>/reports`, from which the learner samples each once. The learner of actors that
+join publishes the settings as parameters named `<run>/run`, one JSON document. A run's name has no slash, but a
+connection without a namespace sees it with the prefix `<namespace>/`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RunPublisher:
     def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
         self._replay = replay
         self._name = name
-        self._settings = config.as_dict()
+        self._config = config
         self._begun: dict[int, bytes] = {}
         """Rows of an incomplete report, by actor."""
 
@@ -137,7 +137,7 @@ class RunPublisher:
 
     def publish(self, agent_steps: int, *, ended: bool = False) -> bool:
         """Publishes the run at this step; returns `False` if the server does not answer."""
-        run = PublishedRun(innet.__version__, self._settings, agent_steps, ended)
+        run = PublishedRun(innet.__version__, self._config.as_dict(), agent_steps, ended)
         try:
             self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
         except CONNECTION_LOST:
@@ -158,7 +158,7 @@ class RunPublisher:
             whole = rows.report[row].tobytes() if rows.first[row, 0] else earlier + rows.report[row].tobytes()
             if not rows.terminated[row, 0]:
                 self._begun[actor] = whole
-            elif (report := _decoded(whole)) is not None:
+            elif (report := decoded_report(whole)) is not None:
                 reports.append(report)
         return reports
 
@@ -180,7 +180,7 @@ class ReportWriter:
             DeadlineError: The server is away: the report is pushed with the next one.
         """
         # Spaces, which JSON ignores, fill the last row.
-        encoded = np.frombuffer(json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode(), np.uint8)
+        encoded = np.frombuffer(encoded_report(report), np.uint8)
         rows = np.full((-(-len(encoded) // REPORT_BYTES), REPORT_BYTES), ord(" "), np.uint8)
         rows.reshape(-1)[: len(encoded)] = encoded
         for number, row in enumerate(rows, 1):
@@ -191,7 +191,13 @@ class ReportWriter:
         self._writer.flush(timeout)
 
 
-def _decoded(report: bytes) -> ActorReport | None:
+def encoded_report(report: ActorReport) -> bytes:
+    """Returns a report as JSON."""
+    return json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode()
+
+
+def decoded_report(report: bytes) -> ActorReport | None:
+    """Reads what `encoded_report` returned; `None`, with a warning, if it is something else."""
     try:
         values = json.loads(report)
         values["games"] = [Game(**game) for game in values["games"]]
