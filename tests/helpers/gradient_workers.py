@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,8 +142,10 @@ def starve(folder: Path, assignment: learners.LearnerAssignment, pipe: Connectio
     """The main function of a learner that gets no batch any more."""
 
     def await_end(gradients: SharedGradients) -> None:
+        told = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: told.set())
         (folder / "starved").touch()
-        assert pipe.poll(SECONDS), "training does not end"
+        assert told.wait(SECONDS), "training does not end"
         gradients.end()
         raise TrainingEnded
 
