@@ -143,7 +143,7 @@ def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(
         serving.start()
         reached = updates(run)
         with innet.connect(serving.address) as replay:
-            until(lambda: list(replay.tables()) == ["run"] and list(replay.parameters()) == ["run"])
+            until(lambda: sorted(replay.tables()) == ["run", "run/reports"] and list(replay.parameters()) == ["run"])
         until(lambda: updates(run) > reached + 50)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from innet_drl.launch.processes import ProcessFailure, await_end, start, start_fork_server
+from innet_drl.launch.fork_server import start_fork_server
+from innet_drl.launch.processes import ProcessFailure, await_end, start
 
 
 @dataclass(frozen=True)
