@@ -79,7 +79,9 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
                 if trainer.totals.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory)
-                    logger.error("a checkpoint has all updates: continue with %s", Resuming(trainer.folder.path))
+                    logger.error(
+                        "a checkpoint has all updates: continue with %s", Resuming(trainer.session.folder.path)
+                    )
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise

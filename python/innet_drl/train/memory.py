@@ -356,9 +356,10 @@ class EmbeddedMemory(ServerMemory):
             tempfile.TemporaryDirectory(prefix="innet-") as directory,
             make_replay(settings, settings.table, reports_table(settings.table.name)) as replay,
         ):
-            address = f"unix://{directory}/replay" if settings.address == "embedded" else settings.address
+            here = settings.address == "embedded"
+            address = f"unix://{directory}/replay" if here else settings.address
             # Processes authenticate with the token; the launcher's network is trusted with unencrypted data.
-            with replay.serve(address, token=settings.token or None, trusted_network=True) as server:
+            with replay.serve(address, token=settings.token or None, trusted_network=not here) as server:
                 yield cls(replay, settings, server.addresses[0])
 
     @classmethod

@@ -34,7 +34,7 @@ def train(trainer: Trainer) -> None:
         if restored := trainer.restore_memory(memory):
             table = memory.stats()
             inserted, drawn = table["inserted_items"], table["sampled_items"]
-            if config.changed(trainer.folder.config(), RATIO_SETTINGS):
+            if config.changed(trainer.session.folder.config(), RATIO_SETTINGS):
                 # As the rate limiter of a table with new settings: neither side is further ahead than the slack.
                 even = config.samples_per_insert * (inserted - config.min_size)
                 drawn = max(min(drawn, even + config.slack), even - config.slack, 0)

@@ -75,7 +75,6 @@ class Trainer:
         signals: bool = False,
     ) -> None:
         self.config = config
-        self.folder = folder
         self.session = Session(config, folder, display, callbacks, signals=signals)
         self.stopwatch = self.session.stopwatch
         # A server distinguishes runs by the names of their folders. Embedded memories have one name, because samples
@@ -99,14 +98,14 @@ class Trainer:
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
         self._diagnostics = Diagnostics(self.learner)
-        self.meter = self.session.meter = Meter()
+        self.session.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
             self._load(resumed)
         self.reporter = Reporter(self.session, self.learner, self._cost)
         for callback in callbacks:
-            callback.training = Training(self.learner, self.totals, self.meter)
+            callback.training = Training(self.learner, self.totals, self.session.meter)
         self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
         self._reached_end = False
@@ -138,7 +137,7 @@ class Trainer:
         try:
             self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
         except RunFolderError as error:
-            changed = self.config.changed(self.folder.config(), NETWORK_SETTINGS)
+            changed = self.config.changed(self.session.folder.config(), NETWORK_SETTINGS)
             if not changed:
                 raise
             raise ConfigurationError(
@@ -146,7 +145,7 @@ class Trainer:
                 path=resumed.path,
                 changed=settings(changed),
             ) from error
-        self.meter.resume(resumed.state["meter"]["time_s"])
+        self.session.meter.resume(resumed.state["meter"]["time_s"])
         self.totals.restore(resumed.state["meter"])
         self._cost.restore(resumed.state["cost"])
 
@@ -160,25 +159,25 @@ class Trainer:
             self.reporter.close()
             how = FINISHED if self._reached_end else "interrupted"
             how = how if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-            self.folder.end_session(self.totals.agent_steps, how)
-            newest = self.folder.newest_checkpoint()
+            self.session.folder.end_session(self.totals.agent_steps, how)
+            newest = self.session.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
-                logger.warning("interrupted: continue from %s with %s", newest, Resuming(self.folder.path))
+                logger.warning("interrupted: continue from %s with %s", newest, Resuming(self.session.folder.path))
             if error is not None:
                 self.session.call("on_error", error)
 
     def begin(self) -> None:
         """Creates the run's folder, or continues in it. Call it last, after everything else that can fail."""
-        with self.folder.writing():
+        with self.session.folder.writing():
             if not self.keeps_memory:
-                self.folder.remove_memory()
+                self.session.folder.remove_memory()
             self.reporter.begin()
-        self.folder.begin(self.config)
+        self.session.folder.begin(self.config)
         device = self.learner.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
-        self.folder.begin_session(self.totals.agent_steps, about)
-        self.session.call("on_start", self.config, self.folder.path)
+        self.session.folder.begin_session(self.totals.agent_steps, about)
+        self.session.call("on_start", self.config, self.session.folder.path)
         self.stopwatch.lap("start")
 
     @contextlib.contextmanager
@@ -199,7 +198,7 @@ class Trainer:
         except TrainingError:
             raise
         except Exception:
-            if self.folder.newest_checkpoint() is None:
+            if self.session.folder.newest_checkpoint() is None:
                 self._keep(self.checkpoint)
             raise
 
@@ -218,18 +217,18 @@ class Trainer:
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
-        earlier = None if self.folder.is_new else self.folder.config()
+        earlier = None if self.session.folder.is_new else self.session.folder.config()
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
         """Restores the memory of a resumed run; returns whether its folder has a snapshot."""
-        path = self.folder.snapshot
+        path = self.session.folder.snapshot
         if self.resumed is None or not self.keeps_memory:
             return False
-        self.folder.match_memory(self.resumed)
+        self.session.folder.match_memory(self.resumed)
         if not path.exists():
             return False
-        changed = self.config.changed(self.folder.config(), SNAPSHOT_SETTINGS)
+        changed = self.config.changed(self.session.folder.config(), SNAPSHOT_SETTINGS)
         if changed:
             raise ConfigurationError(
                 "the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
@@ -238,7 +237,7 @@ class Trainer:
                 path=path,
             )
         with self.session.copying("restoring the replay memory", path, path.stat().st_size):
-            self.folder.restore_memory(memory)
+            self.session.folder.restore_memory(memory)
         logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
@@ -262,21 +261,22 @@ class Trainer:
             self.session.interrupted
             or self.session.stopped
             or self.evaluations.reached_target
-            or (minutes is not None and self.meter.session_s >= 60 * minutes)
+            or (minutes is not None and self.session.meter.session_s >= 60 * minutes)
         )
 
     def learn(self, batch: TorchBatch) -> Update:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
         # Tensors of the learner's device, which are read when a line of metrics is due.
-        self.meter.record_mean("td_loss", update.loss)
-        self.meter.record_mean("q_mean", update.q_mean)
-        self.meter.record_mean("gradient_norm", update.gradient_norm)
-        self.meter.record_mean("sample_age", batch.ages.double().mean())
-        self.meter.record_mean("priority_concentration", batch.probabilities.mean())
-        self.meter.record("learning_rate", update.learning_rate)
+        self.session.meter.record_rate("learner_updates_per_s", 1)
+        self.session.meter.record_mean("td_loss", update.loss)
+        self.session.meter.record_mean("q_mean", update.q_mean)
+        self.session.meter.record_mean("gradient_norm", update.gradient_norm)
+        self.session.meter.record_mean("sample_age", batch.ages.double().mean())
+        self.session.meter.record_mean("priority_concentration", batch.probabilities.mean())
+        self.session.meter.record("learning_rate", update.learning_rate)
         for name, value in self._diagnostics.add(batch, update).items():
-            self.meter.record(name, value)
+            self.session.meter.record(name, value)
         self.reporter.record_trace()
         return update
 
@@ -288,7 +288,7 @@ class Trainer:
         return priorities
 
     def _diverged(self, what: str) -> DivergedError:
-        newest, config = self.folder.newest_checkpoint(), self.config
+        newest, config = self.session.folder.newest_checkpoint(), self.config
         own = "" if config.loss in LOSSES else ", or with {loss} {name} corrected where it returned them"
         advice = f"a lower {{learning_rate}} than {{rate:g}}{own}"
         return DivergedError(
@@ -303,7 +303,7 @@ class Trainer:
             rate=config.learning_rate,
             name=path_of(config.loss),
             newest=newest,
-            resuming=Resuming(self.folder.path),
+            resuming=Resuming(self.session.folder.path),
         )
 
     def publish(self, memory: ReplayMemory) -> None:
@@ -336,7 +336,7 @@ class Trainer:
             DivergedError: A weight is infinite or NaN.
         """
         try:
-            with self.folder.continuing():
+            with self.session.folder.continuing():
                 write()
         except RunFolderError as error:
             self._next_checkpoint = time.monotonic() + RETRY_SECONDS
@@ -353,7 +353,7 @@ class Trainer:
             raise self._diverged("weights")
         state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
-            "meter": {"time_s": self.meter.time_s, **self.totals.state()},
+            "meter": {"time_s": self.session.meter.time_s, **self.totals.state()},
             "cost": self._cost.state(),
             "snapshot": None,
         }
@@ -361,15 +361,15 @@ class Trainer:
         if memory is not None and self.keeps_memory:
             try:
                 size = self.reporter.memory_bytes
-                with self.session.copying("saving the replay memory", self.folder.partial_snapshot, size):
-                    state["snapshot"] = self.folder.save_memory(memory)
+                with self.session.copying("saving the replay memory", self.session.folder.partial_snapshot, size):
+                    state["snapshot"] = self.session.folder.save_memory(memory)
             except RunFolderError as error:
                 unsaved = error
-        path = self.folder.save_checkpoint(self.totals.agent_steps, self.learner.tensors(), state)
+        path = self.session.folder.save_checkpoint(self.totals.agent_steps, self.learner.tensors(), state)
         if unsaved is not None:
             raise unsaved
         if state["snapshot"] is not None:
-            self.folder.adopt_memory()
+            self.session.folder.adopt_memory()
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
         self.session.call("on_checkpoint", path)
@@ -379,7 +379,7 @@ class Trainer:
         config, totals, updates, session = self.config, self.totals, self.learner.updates, self.session
         # A signal from here on skips the games.
         self._reached_end = not session.interrupted
-        seconds = self.meter.time_s
+        seconds = self.session.meter.time_s
         # Writes files, which is not training time.
         self.reporter.end_times()
         cost = self._cost.read(totals.env_frames, fresh=True)
@@ -411,7 +411,7 @@ class Trainer:
             score = "-" if totals.score is None else f"{totals.score:.0f}"
             logger.info("the score is %s so far; %s", score, expected)
         further = config.steps is not None and totals.agent_steps >= config.steps
-        path = self.folder.path
+        path = self.session.folder.path
         logger.info("everything is in %s; continue with %s", path, Resuming(path, further=further))
         best_mean = self.evaluations.best_mean
         result = Result(path, totals.agent_steps, updates, seconds, evaluation, best_mean, cost)
@@ -420,7 +420,7 @@ class Trainer:
 
     def _record_video(self) -> None:
         try:
-            with self.folder.recording() as videos:
+            with self.session.folder.recording() as videos:
                 path = videos / f"{self.totals.agent_steps:012d}.mp4"
                 score = video.record(
                     self.config,

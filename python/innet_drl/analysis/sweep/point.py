@@ -109,7 +109,8 @@ class _Watch(train.Callback):
         self.say: Callable[[str], None] = lambda done: None
         self._config, self._threads, self._warm_up, self._seconds = config, threads, warm_up, seconds
         self._first_update: float | None = None
-        self._warm = False
+        self._started: float | None = None
+        """Start of the measurement, once the run is warm."""
         self._lines: list[Metrics] = []
         self._gpu: list[float] = []
 
@@ -125,9 +126,8 @@ class _Watch(train.Callback):
         if self._first_update is None:
             self._first_update = metrics["time_s"]
         self._lines.append(metrics)
-        if not self._warm:
-            self._warm = self._is_warm(metrics["time_s"])
-            if not self._warm:
+        if self._started is None:
+            if not self._is_warm(metrics["time_s"]):
                 self.say("warm-up")
                 return
             self._lines = [metrics]
@@ -166,6 +166,7 @@ class _Watch(train.Callback):
         self._busy, self._started = busy_seconds(self._threads), time.monotonic()
 
     def _end(self) -> None:
+        assert self._started is not None
         energy = self._energy.read()
         elapsed = time.monotonic() - self._started
         whole, learner = self._processes.read(fresh=True), time.process_time() - self._learner
