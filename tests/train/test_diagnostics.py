@@ -146,12 +146,12 @@ RANDOM = {
 """Noise of six actions to learn from, at a rate at which every update is another policy."""
 
 
-@pytest.mark.parametrize("network", ["impala", "own_networks:Forgetful"])
+@pytest.mark.parametrize("network", ["own_networks:Spectral", "own_networks:Forgetful"])
 def test_a_diagnosis_changes_nothing(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the power iterations of spectral norms, nor the random numbers of dropout."""
     monkeypatch.setattr(diagnostics, "PERIOD", 1)
-    spec = IMAGES if network == "impala" else EnvironmentSpec(2, 1, (3,), "float32", 1)
-    learner = Learner(small(network=network, impala_norm="spectral", channels=(4, 4, 4), device="cpu"), spec)
+    spec = EnvironmentSpec(2, 1, (3,), "float32", 1)
+    learner = Learner(small(network=network, device="cpu"), spec)
     seen, batch = Diagnostics(learner), random_batch(spec, 8, learner.device)
     for _ in range(2):
         update = learner.update(batch)

@@ -151,9 +151,9 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
     ("message", "flags", "python"),
     [
         (
-            Message("take a lower {learning_rate} than {rate:g} ({learner_deadline})", rate=1.0),
-            "take a lower --learning-rate than 1 (--learner-deadline)",
-            "take a lower learning_rate than 1 (learner_deadline)",
+            Message("take a lower {learning_rate} than {rate:g} ({actor_patience})", rate=1.0),
+            "take a lower --learning-rate than 1 (--actor-patience)",
+            "take a lower learning_rate than 1 (actor_patience)",
         ),
         (
             Message("choose another {folder}: {hint}", hint=Message("{no_video}")),

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.5
 """Timeout of a batch; then a learner checks whether training has ended."""
+DEADLINE_SECONDS = 300.0
+"""Seconds that a learner waits for the others, with their checkpoints, before the run fails."""
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -152,7 +154,7 @@ class Learners:
                 self._launcher.start(f"learner {assignment.number}", run_learner, assignment)
             worker = self._stack.enter_context(join(self._job, 0, self._config))
             for assignment in self._assignments:
-                self._await(assignment.number, LearnerReady, self._config.learner_deadline)
+                self._await(assignment.number, LearnerReady, DEADLINE_SECONDS)
             self._learner.gradients = SharedGradients(worker, self._learner.network, self._attend)
         except BaseException:
             self._stop(0.0)
@@ -184,7 +186,7 @@ class Learners:
         times = {}
         for assignment in self._assignments:
             number = assignment.number
-            theirs = self._await(number, LearnerResult, self._config.learner_deadline)
+            theirs = self._await(number, LearnerResult, DEADLINE_SECONDS)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
             times[number] = theirs.times
@@ -235,7 +237,7 @@ class Learners:
             time.sleep(POLL_SECONDS)
 
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
-        silent = Message("it ended without a word, or was too slow ({learner_deadline})")
+        silent = f"it ended without a word, or kept the others waiting for {DEADLINE_SECONDS:g} s"
         reason: str | Message = silent
         if isinstance(message, Ended):
             failure = message.failure
@@ -249,7 +251,7 @@ def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWork
     with (
         innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,
         server.join_gradients(
-            job.name, number, config.learners, name=f"learner {number}", deadline=config.learner_deadline
+            job.name, number, config.learners, name=f"learner {number}", deadline=DEADLINE_SECONDS
         ) as worker,
     ):
         yield worker

@@ -54,7 +54,7 @@ RETRY_SECONDS = 60.0
 """Seconds until the retry of a failed checkpoint."""
 NETWORK_SETTINGS = (
     *("environment", "environment_args", "environment_wrappers", "full_action_set", "stack", "frame_size", "network"),
-    *("impala_norm", "channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
+    *("channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
 )
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
