@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 
@@ -104,7 +104,6 @@ class LearnerResult:
 
 
 LearnerMessage = LearnerReady | LearnerResult | Ended
-Awaited = TypeVar("Awaited", LearnerReady, LearnerResult)
 
 
 class Learners:
@@ -154,7 +153,9 @@ class Learners:
                 self._launcher.start(f"learner {assignment.number}", run_learner, assignment)
             worker = self._stack.enter_context(join(self._job, 0, self._config))
             for assignment in self._assignments:
-                self._await(assignment.number, LearnerReady, DEADLINE_SECONDS)
+                message = self._await(assignment.number, LearnerReady)
+                if not isinstance(message, LearnerReady):
+                    raise self._failed(assignment.number, message)
             self._learner.gradients = SharedGradients(worker, self._learner.network, self._attend)
         except BaseException:
             self._stop(0.0)
@@ -186,7 +187,9 @@ class Learners:
         times = {}
         for assignment in self._assignments:
             number = assignment.number
-            theirs = self._await(number, LearnerResult, DEADLINE_SECONDS)
+            theirs = self._await(number, LearnerResult)
+            if not isinstance(theirs, LearnerResult):
+                raise self._failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
             times[number] = theirs.times
@@ -209,11 +212,8 @@ class Learners:
         """Returns the error message of the learner that made a sum fail, if it sent one."""
         missing = error.missing if isinstance(error, innet.errors.MissingWorkerError) else ()
         for assignment in self._assignments:
-            deadline = time.monotonic() + (FAILURE_SECONDS if assignment.number in missing else 0.0)
-            message = self._receive(assignment.number)
-            while not isinstance(message, Ended) and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-                message = self._receive(assignment.number)
+            seconds = FAILURE_SECONDS if assignment.number in missing else 0.0
+            message = self._await(assignment.number, Ended, seconds)
             if isinstance(message, Ended) and message.failure is not None:
                 return self._failed(assignment.number, message)
         return LearnerError(f"the learners' gradients came to no sum: {error}")
@@ -226,15 +226,14 @@ class Learners:
                 self._last[learner] = message
         return self._last.get(number)
 
-    def _await(self, number: int, kind: type[Awaited], seconds: float) -> Awaited:
+    def _await(
+        self, number: int, kind: type[LearnerMessage], seconds: float = DEADLINE_SECONDS
+    ) -> LearnerMessage | None:
+        """Waits for a message of this kind, or the end of learner `number`; returns its last message."""
         deadline = time.monotonic() + seconds
-        while True:
-            message = self._receive(number)
-            if isinstance(message, kind):
-                return message
-            if isinstance(message, Ended) or time.monotonic() >= deadline:
-                raise self._failed(number, message)
+        while not isinstance(message := self._receive(number), (kind, Ended)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+        return message
 
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
         silent = f"it ended without a word, or kept the others waiting for {DEADLINE_SECONDS:g} s"
