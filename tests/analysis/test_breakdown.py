@@ -104,7 +104,7 @@ def test_shares_of_each_process_sum_to_1(trained: tuple[Path, Result], tmp_path:
         "wait for the learner",
     }
     assert bars["learner 0 targets"]["overlaps"] == "learner 0"
-    assert bars["evaluator"]["shares"].keys() == {"wait for the learner", "evaluate"}
+    assert bars["evaluator"]["shares"].keys() == {"evaluate"}
     for number in (0, 1):
         assert bars[f"actor {number}"]["shares"].keys() >= {"inference", "environment", "write", "parameters", "send"}
         assert bars[f"actor {number}"]["shares"]["wait for the replay ratio"] > 0
@@ -136,7 +136,8 @@ def test_a_trace_is_nested_and_on_one_clock(trained: tuple[Path, Result], tmp_pa
         steps = slices[f"actor {number}: main"]
         assert publications[0][0] < steps[0][0]
         assert max(end for _, end, _ in steps) < last
-    # Leaves fill the time of a thread.
+    # Leaves fill the time of a thread. Evaluations are processes of their own, with time between them.
+    del slices["evaluator: main"]
     for each in slices.values():
         leaves = [(begin, end) for begin, end, name in each if name not in ("update", "step")]
         assert sum(end - begin for begin, end in leaves) == pytest.approx(each[-1][1] - each[0][0], abs=0.1)
