@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks import report
 from benchmarks.processes import children_cpu_seconds
 from innet_drl.train.config import Config
+from innet_drl.train.metrics import parts
 from innet_drl.train.presets import PRESETS
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
@@ -192,7 +193,7 @@ def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
     learning = [line for line in lines if line["learner_updates"]]
     marks = [(line["time_s"], line["agent_steps"], line["learner_updates"]) for line in learning]
     warm = learning[int(len(learning) * WARM_UP_SHARE) :]
-    spent = {side: _mean_shares([line[f"{side}_time"] for line in warm]) for side in ("learner", "actor")}
+    spent = {side: _mean_shares([parts(line, f"{side}_time") for line in warm]) for side in ("learner", "actor")}
     return {"side": "apart", **rates(marks, config), "time": spent}
 
 

@@ -157,7 +157,7 @@ def learner(arguments: Sequence[str]) -> None:
     from innet_drl.train.page import Page, logs_on_console
 
     with logs_on_console():
-        local.learn(chosen.config, chosen.flags.out, callbacks=callbacks, display=Page, signals=True)
+        local.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
 
 
 def actor(arguments: Sequence[str]) -> None:

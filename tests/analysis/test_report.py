@@ -21,10 +21,13 @@ from benchmarks.learning import learning
 from innet_drl import train
 from innet_drl.analysis import report
 from innet_drl.analysis.drawing import Chart, Curve, draw
+from innet_drl.analysis.recorded_run import read_run
 from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.train.display import silent
 from innet_drl.train.errors import ConfigurationError, RunFolderError
+from innet_drl.train.metrics import parts
 from innet_drl.train.run_folder import RunFolder
 
 
@@ -117,7 +120,7 @@ def test_the_report_of_a_run_has_everything_in_one_file(
     for role, metric in (("Learner", "learner_time"), ("Actors", "actor_time")):
         rows = page.source.split(f"<h3>{role}</h3>")[1].split("</table>")[0]
         shares = [float(share) for share in re.findall(r"--share: ([\d.]+)%", rows)]
-        assert len(shares) == len({name for line in lines(runs[0]) for name in line[metric]})
+        assert len(shares) == len({name for line in lines(runs[0]) for name in parts(line, metric)})
         assert sum(shares) == pytest.approx(100, abs=1)
 
 
@@ -130,7 +133,7 @@ def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path)
     differing = {name for name in page.rows if name and f">{name}</th>" in before_all}
     assert differing == {"seed", "learning_rate", "serial", "actors", "environments", "steps"}
     assert page.rows["seed"] == ["0", "7"]
-    assert {"Score of each actor: first", "Score of each actor: second", "Evaluations"} <= page.charts.keys()
+    assert {"Score of each actor: first", "Score of each actor: second", "Score: evaluation"} <= page.charts.keys()
     assert page.source.count("data:video/mp4") == 2
 
 
@@ -162,6 +165,20 @@ def test_damaged_lines_are_left_out_with_a_note(copied: Path, capsys: pytest.Cap
     assert page.rows["lines of metrics"] == [str(len(whole) + 1)]
 
 
+def test_lines_of_metrics_with_null_and_objects_are_read(copied: Path) -> None:
+    """Runs that began with an earlier state of the package have them."""
+    new = lines(copied)[-1]
+    old = {name: value for name, value in new.items() if "/" not in name}
+    old |= {"joules": None, "learner_time": parts(new, "learner_time"), "actor_scores": parts(new, "actor_scores")}
+    assert old["learner_time"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (old, new)))
+    run = read_run(copied, "run", 0, silent)
+    assert run.notes == []
+    for name in ("learner_time", "actor_scores"):
+        for key in run.keys(name):
+            assert np.ptp(run.column(f"{name}/{key}")) == 0
+
+
 def test_a_run_that_has_begun_or_is_training_or_was_killed(copied: Path, tmp_path: Path) -> None:
     out = tmp_path / "now.html"
     sessions = copied / "sessions.jsonl"
@@ -182,7 +199,7 @@ def test_a_run_that_has_begun_or_is_training_or_was_killed(copied: Path, tmp_pat
 def test_sessions_say_how_they_ended(tmp_path: Path) -> None:
     class Fail(train.Callback):
         def on_metrics(self, metrics: train.Metrics) -> None:
-            if metrics.learner_updates > 20:
+            if metrics["learner_updates"] > 20:
                 raise RuntimeError("no more")
 
     run = tmp_path / "<b>run & 1"

@@ -30,7 +30,7 @@ from innet_drl import train
 from innet_drl.analysis.flags import BreakdownFlags, RatioFlags, WhatIfFlags
 from innet_drl.train.config import Config
 from innet_drl.train.flags import ActorFlags, EvaluateFlags, LearnerFlags, RecordFlags, ReportFlags, TrainFlags
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import METRICS
 
 DOCUMENTS = ROOT / "docs"
 
@@ -308,8 +308,9 @@ def test_a_study_prunes_by_a_callback(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     table = text.split("## A training run")[1]
-    explained = re.findall(r"(?m)^\| `(\w+)` \|", table)
-    assert explained == [field.name for field in dataclasses.fields(Metrics)]
+    explained = re.findall(r"(?m)^\| `(\w+)` \| `([\w/]+)` \|(.*?)\|", table)
+    described = [(name, tag, unit.strip()) for name, tag, unit in explained]
+    assert described == [(name, metric.tag, metric.unit) for name, metric in METRICS.items()]
 
 
 SERVER_FLAGS = {"check", "listen", "token_file", "trusted_network"}

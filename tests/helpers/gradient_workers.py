@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from serving import SERVE, until
 
 from innet_drl.launch import learners
 from innet_drl.launch.actors import run_actor
+from innet_drl.launch.fork_server import forking, start_fork_server
 from innet_drl.launch.playing import ActorAssignment
-from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
+from innet_drl.launch.processes import ProcessFailure, end_with_parent
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded
 from innet_drl.train.errors import LearnerError
 
@@ -141,8 +143,10 @@ def starve(folder: Path, assignment: learners.LearnerAssignment, pipe: Connectio
     """The main function of a learner that gets no batch any more."""
 
     def await_end(gradients: SharedGradients) -> None:
+        told = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: told.set())
         (folder / "starved").touch()
-        assert pipe.poll(SECONDS), "training does not end"
+        assert told.wait(SECONDS), "training does not end"
         gradients.end()
         raise TrainingEnded
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import Config
@@ -28,6 +29,14 @@ class Linear(nn.Module):
         assert observation.dtype == torch.float32
         q: Tensor = self.layer(observation.flatten(1)).unflatten(1, self.shape)
         return q
+
+
+class Spectral(Linear):
+    """A spectrally normalised layer, whose vectors are buffers."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions, config)
+        spectral_norm(self.layer)
 
 
 class LinearAtoms(Linear):

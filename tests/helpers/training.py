@@ -4,19 +4,24 @@ import dataclasses
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import innet_drl as innet
 from innet_drl import train
-from innet_drl.launch.actors import run_actor
+from innet_drl.launch.actors import Actors, run_actor
+from innet_drl.launch.launcher import Launcher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import Metrics, parts
 from innet_drl.train.presets import PRESETS
+from innet_drl.train.published_run import RunPublisher, reports_table
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],
@@ -77,7 +82,7 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "joules_per_million_frames",
         "resident_bytes",
     }
-    return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
+    return [{name: value for name, value in line.items() if name.partition("/")[0] not in timed} for line in metrics]
 
 
 def small(**changes: Any) -> Config:
@@ -98,8 +103,22 @@ class BothHavePlayed(train.Callback):
         self._awaited = False
 
     def on_metrics(self, metrics: Metrics) -> None:
-        if not self._awaited and metrics.learner_updates > 150 and metrics.actor_scores.keys() == {"0", "1"}:
+        played = parts(metrics, "actor_scores").keys()
+        if not self._awaited and metrics["learner_updates"] > 150 and played == {"0", "1"}:
             raise train.StopTraining("both actors have played")
+
+
+@contextmanager
+def running_actors(
+    config: Config, launcher: Launcher, address: str = "unix:///nowhere", first_step: int = 0, **options: Any
+) -> Iterator[Actors]:
+    """The actors of a run without a learner, whose memory takes reports alone."""
+    with innet.Memory([reports_table("apex")]) as memory:
+        if address.startswith("unix://") and address != "unix:///nowhere":
+            memory.serve(address)
+        run = RunPublisher(memory, "apex", config)
+        with Actors(config, run, first_step, launcher, address, "apex", **options) as actors:
+            yield actors
 
 
 def fail_to_begin(assignment: ActorAssignment, pipe: Connection) -> None:

@@ -100,18 +100,14 @@ def test_a_process_that_keeps_dying_is_given_up(
     assert "there are no more during training" in caplog.records[-1].getMessage()
 
 
-def die(config: object, spec: object, pipe: Any) -> None:
+def die(config: object, spec: object, parameters: object, pipe: Any) -> None:
     """The main function of an evaluator that ends at once."""
     os._exit(3)
 
 
 def test_a_stopped_process_keeps_nothing_from_ending(evaluator: Evaluator, network: Any) -> None:
-    """Its parameters are more than a pipe holds: sending them blocks."""
-    large = {**arrays(network), "filler": np.zeros(1 << 20)}
     evaluator.begin(arrays(network))
-    assert played(evaluator) is not None
     os.kill(process(evaluator).pid, signal.SIGSTOP)
-    evaluator.begin(large)
     assert evaluator.result() is None
     evaluator.__exit__(None, None, None)
     assert process(evaluator) is None
@@ -191,7 +187,7 @@ def test_the_learner_does_not_wait_for_an_evaluation(tmp_path: Path, monkeypatch
     assert result.evaluation is not None
 
 
-def stay(config: object, spec: object, pipe: Any) -> None:
+def stay(config: object, spec: object, parameters: object, pipe: Any) -> None:
     """The main function of an evaluator that plays for ever."""
     threading.Event().wait()
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 from places import HELPERS
 from processes import Command
-from training import small
+from training import running_actors, small
 
+import innet_drl as innet
 from innet_drl import train
 from innet_drl.launch import actors, local, silence
 from innet_drl.launch.launcher import LocalLauncher
@@ -23,6 +24,7 @@ from innet_drl.launch.silence import Silence
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ActorError
 from innet_drl.train.metrics import ActorReport, Metrics
+from innet_drl.train.published_run import ReportWriter
 
 pytestmark = pytest.mark.slow
 
@@ -111,18 +113,21 @@ def fail(assignment: ActorAssignment, pipe: Connection) -> None:
 
 def play_and_exit(assignment: ActorAssignment, pipe: Connection) -> None:
     """The main function of an actor whose simulator ends the interpreter."""
-    pipe.send(ActorReport(assignment.index, 10, [], 0, {}, 0.5))
+    with innet.connect(assignment.address) as replay:
+        ReportWriter(replay, assignment.name, assignment.index).write(
+            ActorReport(assignment.index, 10, [], 0, {}), None
+        )
     os._exit(1)
 
 
-def test_an_actor_that_has_played_may_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_has_played_may_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code is that of a program which cannot be imported, as a replacement's would be, too."""
     monkeypatch.setattr(actors, "run_actor", play_and_exit)
     launcher = LocalLauncher()
     ended = "actor 0 failed, and no restart is left after 2 failures of actors in 10 minutes: it ended with exit code 1"
     with (
         pytest.raises(ActorError, match=ended),
-        actors.Actors(small(actor_restarts=1), "unix:///nowhere", "apex", 0, launcher) as running,
+        running_actors(small(actor_restarts=1), launcher, f"unix://{tmp_path}/replay") as running,
     ):
         while True:
             wait(list(launcher._pipes))
@@ -134,7 +139,7 @@ def test_restarts_are_counted_over_ten_minutes(monkeypatch: pytest.MonkeyPatch) 
     clock = [0.0]
     launcher = LocalLauncher()
     config = small(actor_restarts=1)
-    with actors.Actors(config, "unix:///nowhere", "apex", 0, launcher, clock=lambda: clock[0]) as running:
+    with running_actors(config, launcher, clock=lambda: clock[0]) as running:
         for clock[0] in (0.0, 600.0, 1200.0):
             wait(list(launcher._pipes))
             running.reports(0)

@@ -24,7 +24,7 @@ class CtrlC(train.Callback):
         self.ended_by: BaseException | None = None
 
     def on_metrics(self, metrics: train.Metrics) -> None:
-        if metrics.learner_updates >= self.updates:
+        if metrics["learner_updates"] >= self.updates:
             signal.raise_signal(signal.SIGINT)
 
     def on_error(self, error: BaseException) -> None:

@@ -49,10 +49,6 @@ class Interpreters(Launcher):
         pipe.send_bytes(pickle.dumps((main, arguments)))
         self._processes[name] = process, pipe
 
-    def send(self, name: str, message: Any) -> None:
-        """Sends a message."""
-        self._processes[name][1].send(message)
-
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call."""
         received: list[tuple[str, Any]] = []
@@ -99,8 +95,8 @@ class Recording(LocalLauncher):
 class Half(Launcher):
     """A launcher that is not complete."""
 
-    def send(self, name: str, message: Any) -> None:
-        """Sends nothing."""
+    def close(self) -> None:
+        """Ends nothing."""
 
 
 def test_processes_of_a_run_are_started_by_a_users_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +131,7 @@ def test_a_class_is_taken_as_it_is(tmp_path: Path) -> None:
         ("nowhere:Slurm", "launcher nowhere:Slurm: there is no module 'nowhere'"),
         ("test_own_launcher:Interpreter", "test_own_launcher has no 'Interpreter': did you mean Interpreters?"),
         ("test_own_launcher:serve", "it must be a subclass of innet_drl.launch.launcher.Launcher"),
-        ("test_own_launcher:Half", "it lacks close, messages, start of innet_drl.launch.launcher.Launcher"),
+        ("test_own_launcher:Half", "it lacks messages, start of innet_drl.launch.launcher.Launcher"),
     ],
 )
 def test_unusable_launchers(tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: str, message: str) -> None:

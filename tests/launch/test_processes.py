@@ -17,6 +17,7 @@ from training import lines, newest, small
 
 from innet_drl.launch import local
 from innet_drl.train.exploration import epsilon_ladder
+from innet_drl.train.metrics import parts
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -80,7 +81,7 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
         learner = command(*learning, "--steps=1000000000")
         until(lambda: updates(run) > 10 or not learner.runs)
         late = command("actor", "--replay", replay, "--index=1")
-        until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
+        until(lambda: parts(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
         twin = command("actor", "--replay", replay, "--index=1")
         twin.await_line("another actor 1 plays for run cart")
         assert twin.interrupt() == -signal.SIGINT

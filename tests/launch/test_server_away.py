@@ -143,7 +143,7 @@ def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(
         serving.start()
         reached = updates(run)
         with innet.connect(serving.address) as replay:
-            until(lambda: list(replay.tables()) == ["run"] and list(replay.parameters()) == ["run"])
+            until(lambda: sorted(replay.tables()) == ["run", "run/reports"] and list(replay.parameters()) == ["run"])
         until(lambda: updates(run) > reached + 50)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -184,7 +184,7 @@ def test_a_server_that_comes_back_with_its_memory_is_no_error(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "snapshot restored" in line]
     assert f"{folder}/0000000001.snapshot" in line
-    assert re.search(r" tables=1 steps=[1-9]\d* writers=1 parameters=1 ", line), line
+    assert re.search(r" tables=2 steps=[1-9]\d* writers=[12] parameters=1 ", line), line
 
 
 def test_a_signal_during_a_message_of_the_core_ends_the_call(server: Server) -> None:

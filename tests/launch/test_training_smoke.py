@@ -29,7 +29,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.following import follow
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import METRICS, parts
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -80,13 +80,13 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert Config.load(run / "config.yaml") == config
     metrics = lines(run)
     last = metrics[-1]
-    assert last.keys() == Metrics.__dataclass_fields__.keys()
+    assert {name.partition("/")[0] for name in last} <= METRICS.keys()
     assert last["learner_updates"] == result.learner_updates
     assert last["agent_steps"] == result.agent_steps
     assert last["games"] > 0
     # A line without reports of actors, which the last one may be, has no lag.
-    assert any(line["parameter_lag"] is not None for line in metrics)
-    assert {"environment", "inference", "write"} <= {name for line in metrics for name in line["actor_time"]}
+    assert any("parameter_lag" in line for line in metrics)
+    assert {"environment", "inference", "write"} <= {name for line in metrics for name in parts(line, "actor_time")}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]
     mean = result.evaluation.mean
@@ -304,7 +304,7 @@ def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatc
     evaluate = evaluation_schedule.EvaluationSchedule.evaluate
 
     def evaluate_for_an_hour(self: evaluation_schedule.EvaluationSchedule) -> Evaluation | None:
-        self._meter._started -= 3600
+        self._session.meter._started -= 3600
         return evaluate(self)
 
     monkeypatch.setattr(evaluation_schedule.EvaluationSchedule, "evaluate", evaluate_for_an_hour)
@@ -359,7 +359,7 @@ def test_the_example_leaves_a_run_that_can_be_played(tmp_path: Path, capsys: pyt
     subprocess.run(command, check=True, timeout=240, stdout=subprocess.DEVNULL)
     assert Config.load(run / "config.yaml").environment == "atari/breakout"
     assert lines(run)[-1]["learner_updates"] > 0
-    assert lines(run)[-1]["evaluation_mean"] is not None
+    assert lines(run)[-1]["evaluation_mean"] >= 0
     for pattern in ("events.out.tfevents.*", "checkpoints/*.safetensors", "videos/*.mp4"):
         (path,) = run.glob(pattern)
         assert path.stat().st_size > 0

@@ -23,7 +23,7 @@ from innet_drl.redis.memory import RedisMemory
 from innet_drl.redis.store import RedisStore
 from innet_drl.train.errors import ConfigurationError, ProcessError, ReplayMemoryError, RunFolderError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import METRICS
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,8 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     result = local.train(config, tmp_path / "run")
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]
-    assert last.keys() == Metrics.__dataclass_fields__.keys()
-    assert any(line["parameter_lag"] is not None for line in lines(tmp_path / "run"))
+    assert {name.partition("/")[0] for name in last} <= METRICS.keys()
+    assert any("parameter_lag" in line for line in lines(tmp_path / "run"))
     assert last["stale_updates"] == 0
     # The metrics have the ratio and the updates; what was inserted follows, but for the batches sampled ahead.
     sampled = config.batch_size * last["learner_updates"]

@@ -315,7 +315,7 @@ def test_two_runs_of_one_name_train_at_one_server(tmp_path: Path) -> None:
         assert (reward(tmp_path / "one/cart"), reward(tmp_path / "two/cart")) == (1.0, 2.0)
         with innet.connect(server.address) as whole:
             before = whole.stats()["tables"]
-            assert before.keys() == {"one/cart", "two/cart", "two/cart/reports"}
+            assert before.keys() == {"one/cart", "one/cart/reports", "two/cart", "two/cart/reports"}
             # The actors of a quick machine take more steps than the run asks for before they hear of its end.
             taken = json.loads((tmp_path / "one/cart/evaluation.json").read_text())["agent_steps"]
             again = command("one", "train", "--resume=cart", f"--steps={taken + 500}")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import fail_and_stay, fail_to_begin, lines, small
+from training import fail_and_stay, fail_to_begin, lines, running_actors, small
 
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import actors, fork_server, local, processes
+from innet_drl.launch import actors, fork_server, local
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.signals import END_SIGNALS
@@ -265,7 +265,7 @@ def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: 
     """Each replacement would say the same once more."""
     monkeypatch.setattr(actors, "run_actor", fail_to_begin)
     started_here = LocalLauncher()
-    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0, started_here) as running:
+    with running_actors(small(actor_restarts=3), started_here) as running:
         wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no licence"):
             running.reports(0)
@@ -273,7 +273,7 @@ def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: 
 
 def test_an_actor_that_the_memory_refuses_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
     started_here = LocalLauncher()
-    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0, started_here) as running:
+    with running_actors(small(actor_restarts=3), started_here, "ftp://nowhere") as running:
         wait(list(started_here._pipes))
         with pytest.raises(ActorError, match=r"actor 0 cannot play: .*ftp"):
             running.reports(0)
@@ -326,8 +326,10 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     """The actors get an address at which no process listens."""
     start = actors.Actors.__init__
 
-    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int, *others: Any) -> None:
-        start(self, small(actor_restarts=1), f"unix://{tmp_path}/absent", name, first_step, *others)
+    def elsewhere(
+        self: actors.Actors, config: object, run: Any, first_step: int, launcher: Any, address: str, *others: Any
+    ) -> None:
+        start(self, small(actor_restarts=1), run, first_step, launcher, f"unix://{tmp_path}/absent", *others)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
@@ -362,7 +364,7 @@ def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
     monkeypatch.setattr(LocalLauncher, "stop_seconds", 0.01)
     started_here = LocalLauncher()
-    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0, started_here) as running:
+    with running_actors(small(actor_restarts=0), started_here) as running:
         wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
             running.reports(0)
@@ -404,7 +406,7 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(actors.Actors, "_start", note)
     started_here = LocalLauncher()
-    with actors.Actors(small(), "unix:///nowhere", "apex", 5, started_here) as running:
+    with running_actors(small(), started_here, first_step=5) as running:
         wait(list(started_here._pipes))
         running.reports(700)
     assert started == [5, 700]
@@ -412,7 +414,7 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
     """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
-    processes.start_fork_server()
+    fork_server.start_fork_server()
     pid = fork_server._server._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
@@ -424,7 +426,7 @@ def test_a_fork_server_that_cannot_start_is_an_error_of_no_actor(tmp_path: Path)
     """Learners and benchmarks start processes, too."""
     directory = tmp_path / ("x" * 120)
     directory.mkdir()
-    program = "from innet_drl.launch.processes import start_fork_server; start_fork_server()"
+    program = "from innet_drl.launch.fork_server import start_fork_server; start_fork_server()"
     environment = {**os.environ, "TMPDIR": str(directory)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]

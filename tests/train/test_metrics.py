@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from innet_drl.train.diagnostics import Diagnosis
 from innet_drl.train.display import plain_line
-from innet_drl.train.learner import Update
-from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
-from innet_drl.train.metrics_files import MetricsFiles, scalars
+from innet_drl.train.metrics import METRICS, ActorReport, Game, Meter, parts, tags
+from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.page import SMALLEST_PAGE, Page, logs_on_console
-from innet_drl.train.prediction import Predictions
+from innet_drl.train.panels import PANELS
+from innet_drl.train.totals import MemoryCounters, Totals
 
 TABLE = {
     "items": 90,
@@ -33,151 +33,147 @@ TABLE = {
     "max_priority": 2.5,
 }
 
-REQUIRED = {
-    "time_s",
-    "env_frames",
-    "agent_steps",
-    "agent_steps_per_s",
-    "learner_updates",
-    "learner_updates_per_s",
-    "replay_steps",
-    "replay_bytes",
-    "return_mean",
-    "return_best",
-    "td_loss",
-    "parameter_version",
-    "parameter_lag",
-    "sample_age",
-    "samples_per_insert",
-    "stale_updates",
-}
+
+@dataclasses.dataclass
+class Recorded:
+    """A meter with what the parts of a run record, and lines of it."""
+
+    meter: Meter = dataclasses.field(default_factory=Meter)
+    totals: Totals = dataclasses.field(default_factory=lambda: Totals(environments=4, frames_per_step=4))
+    counters: MemoryCounters = dataclasses.field(default_factory=lambda: MemoryCounters(resumed=False))
+
+    def play(self, *reports: ActorReport) -> None:
+        for report in reports:
+            self.totals.add_report(report, self.meter)
+
+    def line(self, table: dict[str, Any] = TABLE) -> dict[str, float]:
+        for rate in ("learner_updates", "samples_per_insert_target"):
+            self.meter.record(rate, 8)
+        self.meter.record_rate("learner_updates_per_s", 0)
+        self.totals.record(self.meter)
+        self.counters.record(self.meter, table)
+        return self.meter.line()
 
 
-def update(loss: float) -> Update:
-    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5), torch.tensor(2 * loss), 1e-3)
-
-
-def filled_meter() -> Meter:
-    meter = Meter(environments=4, frames_per_step=4, samples_per_insert=8.0)
-    seconds = {"environment": 3.0, "inference": 1.0}
-    meter.add_report(ActorReport(0, 100, [Game(0, 1.0, 20), Game(1, 9.0, 30)], 8, seconds, epsilon=0.5))
-    predictions = Predictions(20, 30.0, 25.0)
-    meter.add_report(
-        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, 0.25, predictions=predictions)
+def recorded() -> Recorded:
+    """Two actors have played, and the learner has updated twice."""
+    found = Recorded()
+    means = {"q_predicted": (1.5, 20), "return_discounted": (1.25, 20), "epsilon": (0.25, 1)}
+    found.play(
+        ActorReport(
+            0,
+            100,
+            [Game(0, 1.0, 20), Game(1, 9.0, 30)],
+            8,
+            {"environment": 3.0, "inference": 1.0},
+            {"epsilon": (0.5, 1)},
+        ),
+        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, means),
     )
-    meter.add_update(update(1.0), 10.0, 0.02)
-    meter.add_update(update(3.0), 20.0, 0.04)
-    return meter
-
-
-def test_a_line_has_the_required_keys() -> None:
-    assert {field.name for field in dataclasses.fields(Metrics)} >= REQUIRED
+    for value in (1.0, 3.0):
+        found.meter.record_mean("td_loss", torch.tensor(value))
+        found.meter.record_mean("priority_concentration", torch.tensor(value / 50 + 0.01 * (2 - value)))
+    return found
 
 
 def test_a_line_sums_up_what_happened() -> None:
-    meter = filled_meter()
-    meter.add_learner_time({"update": 3.0, "wait": 1.0})
-    line = meter.line(updates=10, publications=2, table=TABLE)
-    assert (line.agent_steps, line.env_frames) == (150, 600)
-    assert line.td_loss == 2.0
-    assert line.sample_age == 15.0
-    assert line.parameter_lag == 3.0
-    assert line.samples_per_insert == 3.2
-    assert (line.replay_steps, line.replay_bytes, line.stale_updates) == (100, 5000, 3)
-    assert line.learner_time == {"update": 0.75, "wait": 0.25}
-    assert line.actor_time == {"environment": 0.875, "inference": 0.125}
-
-
-def test_an_actor_that_has_left_has_no_part_in_the_lag() -> None:
-    meter = filled_meter()
-    meter.line(10, 2, TABLE)
-    meter.add_report(ActorReport(1, 50, [], 900, {}, 0.25))
-    line = meter.line(1_000, 20, TABLE)
-    assert (line.parameter_lag, line.epsilon) == (100.0, 0.25)
-    assert meter.line(2_000, 20, TABLE).parameter_lag is None
+    found = recorded()
+    found.meter.record_seconds("learner_time", {"update": 1.0, "wait": 1.0})
+    found.meter.record_seconds("learner_time", {"update": 2.0})
+    line = found.line()
+    assert (line["agent_steps"], line["env_frames"]) == (150, 600)
+    assert line["td_loss"] == 2.0
+    assert line["samples_per_insert"] == 3.2
+    assert (line["replay_steps"], line["replay_bytes"], line["stale_updates"]) == (100, 5000, 3)
+    assert parts(line, "learner_time") == {"update": 0.75, "wait": 0.25}
+    assert parts(line, "actor_time") == {"environment": 0.875, "inference": 0.125}
 
 
 def test_a_line_has_values_against_returns_and_how_priorities_are_spread() -> None:
-    meter = filled_meter()
-    line = meter.line(10, 2, TABLE)
-    assert (line.q_predicted, line.return_discounted) == (1.5, 1.25)
-    assert line.learning_rate == 1e-3
-    assert (line.priority_total, line.priority_max) == (45.0, 2.5)
-    # 90 items, whose sampled ones had 0.03 on the mean.
-    assert line.priority_concentration == pytest.approx(2.7)
-    after = meter.line(10, 2, TABLE)
-    assert (after.q_predicted, after.return_discounted, after.priority_concentration) == (None, None, None)
+    found = recorded()
+    line = found.line()
+    assert (line["q_predicted"], line["return_discounted"]) == (1.5, 1.25)
+    assert (line["priority_total"], line["priority_max"]) == (45.0, 2.5)
+    # 90 items, whose sampled ones had 0.03 and 0.05 probability.
+    assert line["priority_concentration"] == pytest.approx(3.6)
+    assert not {"q_predicted", "return_discounted", "priority_concentration"} & found.line().keys()
 
 
 def test_the_mean_score_is_of_the_half_that_explores_less() -> None:
-    line = filled_meter().line(10, 2, TABLE)
-    assert line.return_mean == 5.0
-    assert line.return_best == 9.0
-    assert line.games == 4
+    line = recorded().line()
+    assert line["return_mean"] == 5.0
+    assert line["return_best"] == 9.0
+    assert line["games"] == 4
 
 
-def test_lengths_and_epsilon_are_means_over_games_and_actors() -> None:
-    line = filled_meter().line(10, 2, TABLE)
+def test_lengths_and_epsilon_are_means_over_games_and_reports() -> None:
+    line = recorded().line()
     # Of the half of the environments that explores less, as the mean score.
-    assert line.length_mean == 30.0
-    assert line.epsilon == 0.375
-    assert line.gradient_norm == 4.0
-    assert line.actor_scores == {"0": 5.0, "1": 5.0}
+    assert line["length_mean"] == 30.0
+    assert line["epsilon"] == 0.375
+    assert parts(line, "actor_scores") == {"0": 5.0, "1": 5.0}
 
 
 def test_best_evaluations_throughput_and_waits_of_each_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
-    meter = filled_meter()
+    found = recorded()
     now = 110.0
     for mean in (5.0, 7.0, 6.0):
-        meter.add_evaluation(mean)
+        found.totals.add_evaluation(mean)
     waits = [{"name": "actor 1", "waited_s": 4.0}, {"name": "actor 0", "waited_s": 0.0}, {"name": "x", "waited_s": 1.0}]
-    line = meter.line(10, 2, {**TABLE, "by_writer": waits}, seconds_left=lambda steps_per_s: 600 / steps_per_s)
-    assert (line.evaluation_mean, line.evaluation_best) == (6.0, 7.0)
-    assert line.actor_steps_per_s == {"0": 10.0, "1": 5.0}
-    assert line.actor_waits == {"0": 0.0, "1": 0.4}
-    assert line.seconds_left == 40.0
-    assert (line.samples_per_insert_now, line.samples_per_insert_target) == (3.2, 8.0)
+    line = found.line({**TABLE, "by_writer": waits})
+    assert (line["evaluation_mean"], line["evaluation_best"]) == (6.0, 7.0)
+    assert line["agent_steps_per_s"] == 15.0
+    assert parts(line, "actor_steps_per_s") == {"0": 10.0, "1": 5.0}
+    assert parts(line, "actor_waits") == {"0": 0.0, "1": 0.4}
+    assert line["samples_per_insert_now"] == 3.2
     # Counts are since the line before; the writer of actor 1 was made anew.
     now = 120.0
-    meter.add_report(ActorReport(1, 30, [], 6, {}, epsilon=0.25))
+    found.play(ActorReport(1, 30, [], 6, {}))
     table = {**TABLE, "inserted_items": 300, "sampled_items": 1440, "by_writer": [{"name": "actor 1", "waited_s": 3.0}]}
-    line = meter.line(10, 2, table)
-    assert line.actor_steps_per_s == {"1": 3.0}
-    assert line.actor_waits == {"1": 0.0}
-    assert line.samples_per_insert_now == 8.0
-    assert line.seconds_left is None
+    line = found.line(table)
+    assert parts(line, "actor_steps_per_s") == {"1": 3.0}
+    assert parts(line, "actor_waits") == {"1": 0.0}
+    assert line["samples_per_insert_now"] == 8.0
     # A server that was started again counts from zero.
-    assert meter.line(10, 2, TABLE).samples_per_insert_now is None
+    assert "samples_per_insert_now" not in found.line()
 
 
 def test_averages_start_anew_with_each_line() -> None:
-    meter = filled_meter()
-    meter.line(10, 2, TABLE)
-    line = meter.line(10, 2, TABLE)
-    assert line.td_loss is None
-    assert line.sample_age is None
-    assert line.agent_steps_per_s == 0
-    assert line.agent_steps == 150
+    found = recorded()
+    found.line()
+    line = found.line()
+    assert not {"td_loss", "epsilon", "actor_time/environment"} & line.keys()
+    assert line["agent_steps_per_s"] == 0
+    assert line["agent_steps"] == 150
 
 
-def test_a_diverged_loss_is_null_and_the_line_stays_json() -> None:
-    meter = Meter(1, 1, 8.0)
-    meter.add_update(update(float("nan")), 0.0, 0.0)
-    line = meter.line(1, 1, TABLE)
-    assert line.td_loss is None
-    json.loads(json.dumps(dataclasses.asdict(line), allow_nan=False))
+def test_a_diverged_loss_is_left_out_and_the_line_stays_json() -> None:
+    found = recorded()
+    found.meter.record_mean("td_loss", torch.tensor(float("nan")))
+    line = found.line()
+    assert "td_loss" not in line
+    json.loads(json.dumps(line, allow_nan=False))
 
 
-def test_a_meter_goes_on_from_its_state() -> None:
-    meter = filled_meter()
-    meter.line(10, 2, TABLE)
-    other = Meter(4, 4, 8.0)
-    other.restore(json.loads(json.dumps(meter.state())))
-    line = other.line(10, 2, TABLE)
-    assert (line.agent_steps, line.return_mean, line.return_best, line.games) == (150, 5.0, 9.0, 4)
-    assert (line.length_mean, line.actor_scores) == (30.0, {"0": 5.0, "1": 5.0})
+def test_an_unknown_metric_is_refused() -> None:
+    meter = Meter()
+    meter.record("tdloss", 1.0)
+    with pytest.raises(KeyError, match="tdloss"):
+        meter.line()
+
+
+def test_a_run_goes_on_from_the_state_of_a_checkpoint() -> None:
+    found = recorded()
+    found.line()
+    other = Recorded()
+    other.totals.restore(json.loads(json.dumps(found.totals.state())))
+    line = other.line()
+    names = ("agent_steps", "return_mean", "return_best", "games", "length_mean")
+    assert [line[name] for name in names] == [150, 5.0, 9.0, 4, 30.0]
+    assert parts(line, "actor_scores") == {"0": 5.0, "1": 5.0}
+    assert line["agent_steps_per_s"] == 0
 
 
 def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
@@ -185,6 +181,7 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
     (file,) = folder.glob("events.out.tfevents.*")
     found: dict[str, float] = {}
     layout = layout_pb2.Layout()
+    meanings = {metric.meaning for metric in METRICS.values()}
     for event in EventFileLoader(str(file)).Load():
         for value in event.summary.value:
             plugin = value.metadata.plugin_data.plugin_name
@@ -192,42 +189,42 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
                 layout.ParseFromString(value.tensor.string_val[0])
             elif plugin == "scalars":
                 assert event.step == 150
+                assert value.metadata.summary_description.rpartition(": ")[2] in meanings
                 found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
     return found, layout
 
 
-def test_a_restarted_learner_does_not_count_waits_again() -> None:
-    """The writers of actors that have joined by themselves outlive the learner."""
-    meter = Meter(4, 4, 8.0)
-    meter.line(10, 2, {**TABLE, "by_writer": [{"name": "actor 1", "waited_s": 40.0}]})
-    assert meter.waits_s == {"1": 40.0}
-    other = Meter(4, 4, 8.0)
-    other.restore(json.loads(json.dumps(meter.state())))
+def test_a_restarted_learner_does_not_count_again() -> None:
+    """The memory of a server, and the writers of actors that have joined by themselves, outlive the learner."""
+    counters = MemoryCounters(resumed=True)
     for waited, since in ((50.0, 0.0), (52.0, 2.0)):
-        other.line(10, 2, {**TABLE, "by_writer": [{"name": "actor 1", "waited_s": waited}]})
-        assert other.waits_s == {"1": since}
+        added = counters.record(Meter(), {**TABLE, "by_writer": [{"name": "actor 1", "waited_s": waited}]})
+        assert added == {"sampled_items": 0, "inserted_items": 0, "blocked_samples": 0, "actor 1": since}
 
 
 def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
-    line = filled_meter().line(10, 2, TABLE)
+    line = recorded().line()
     files = MetricsFiles(tmp_path)
     files.write(line)
     files.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == dataclasses.asdict(line)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == line
     found, _ = events(tmp_path)
-    for tag, value in scalars(line).items():
+    for tag, value in tags(line).items():
         assert found[tag] == pytest.approx(value)
-    assert {"charts/episodic_return", "charts/SPS", "losses/td_loss", "losses/q_values"} <= found.keys()
+    assert {"charts/episodic_return", "charts/SPS", "losses/td_loss", "actor_SPS/0"} <= found.keys()
 
 
 def test_charts_of_tensorboard_show_tags_of_the_run(tmp_path: Path) -> None:
-    meter = filled_meter()
-    meter.add_evaluation(7.0)
-    meter.add_learner_time({"wait for a batch": 1.0})
-    meter.add_diagnosis(Diagnosis(0.1, 0.9, {"1": 0.0}, None, 0.2, 0.0, 1.0, {"50": 0.3}))
+    run = recorded()
+    run.totals.add_evaluation(7.0)
+    run.meter.record_seconds("learner_time", {"wait for a batch": 1.0})
+    keys = {"dead_units": "/1", "priority_percentiles": "/50"}
+    for name in {name for panel in PANELS.values() for name in panel.curves if "/" not in name}:
+        if not name.startswith("actor_"):
+            run.meter.record(name + keys.get(name, ""), 0.5)
     writers = [{"name": f"actor {actor}", "waited_s": 0.0} for actor in range(2)]
     files = MetricsFiles(tmp_path)
-    files.write(meter.line(10, 2, {**TABLE, "by_writer": writers}, seconds_left=lambda _: 95.0))
+    files.write(run.line({**TABLE, "by_writer": writers}))
     files.close()
     found, layout = events(tmp_path)
     assert found["actor_return/0"] == found["actor_return/1"] == 5.0
@@ -235,35 +232,35 @@ def test_charts_of_tensorboard_show_tags_of_the_run(tmp_path: Path) -> None:
     assert found["actor_waits/0"] == found["actor_waits/1"] == 0.0
     (category,) = layout.category
     charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
-    assert {"score of each actor", "Q-loss", "steps in the replay memory"} <= charts.keys()
+    assert {"Score of each actor", "Q-loss", "Memory"} <= charts.keys()
     shown = {
         title: {tag for expression in expressions for tag in found if re.match(expression, tag)}
         for title, expressions in charts.items()
     }
-    assert shown["score of each actor"] == {"actor_return/0", "actor_return/1"}
+    assert shown["Score of each actor"] == {"actor_return/0", "actor_return/1"}
     assert shown["Q-loss"] == {"losses/td_loss"}
-    assert shown["steps in the replay memory"] == {"replay/steps"}
+    assert shown["Memory"] == {"replay/steps"}
     for title, expressions in charts.items():
         for expression in expressions:
             assert any(re.match(expression, tag) for tag in found), f"{title}: no tag is {expression}"
 
 
 def test_a_run_that_goes_on_appends_its_lines(tmp_path: Path) -> None:
-    line = filled_meter().line(10, 2, TABLE)
+    line = recorded().line()
     for _ in range(2):
-        files = MetricsFiles(tmp_path, line.agent_steps)
+        files = MetricsFiles(tmp_path, 150)
         files.write(line)
         files.close()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path) -> None:
-    line = filled_meter().line(10, 2, TABLE)
+    line = recorded().line()
 
     def write(resumed_at: int, *agent_steps: int) -> None:
         files = MetricsFiles(tmp_path, resumed_at)
         for steps in agent_steps:
-            files.write(dataclasses.replace(line, agent_steps=steps, games=steps))
+            files.write({**line, "agent_steps": steps, "games": steps})
         files.close()
 
     write(0, 100, 200, 300)
@@ -278,12 +275,12 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path)
 
 
 def test_updates_after_a_checkpoint_while_actors_waited_are_dropped(tmp_path: Path) -> None:
-    line = filled_meter().line(10, 2, TABLE)
+    line = recorded().line()
     files = MetricsFiles(tmp_path)
     for updates in (10, 12, 15):
-        files.write(dataclasses.replace(line, learner_updates=updates))
+        files.write({**line, "learner_updates": updates})
     files.close()
-    MetricsFiles(tmp_path, line.agent_steps, updates=12).close()
+    MetricsFiles(tmp_path, 150, updates=12).close()
     kept = [json.loads(text)["learner_updates"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kept == [10, 12]
 
@@ -297,24 +294,26 @@ def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
 def test_seconds_left_out_are_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
-    meter = Meter(2, 1, 8.0)
+    meter = Meter()
+    meter.resume(5.0)
     now = 130.0
     meter.leave_out(20.0)
     assert meter.session_s == 10.0
-    assert meter.line(0, 0, TABLE).time_s == 10.0
+    assert meter.line()["time_s"] == 15.0
 
 
 def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
-    meter = filled_meter()
-    meter.add_learner_time({"wait for a batch": 3.0, "forward": 1.0})
+    run = recorded()
+    run.meter.record_seconds("learner_time", {"wait for a batch": 3.0, "forward": 1.0})
+    run.meter.record_mean("parameter_lag", 3)
     for mean in (7.0, 6.0):
-        meter.add_evaluation(mean)
-    line = meter.line(10, 2, TABLE | {"bytes": 5 << 20})
+        run.totals.add_evaluation(mean)
+    line = run.line(TABLE | {"bytes": 5 << 20})
     shown = io.StringIO()
     with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
         page.say("measuring")
-        waits, rates = {"0": 0.0, "1": 0.4}, {"0": 1234.0, "1": 56.0}
-        page.show(dataclasses.replace(line, seconds_left=95.0, actor_waits=waits, actor_steps_per_s=rates), "learning")
+        waits, rates = {"actor_waits/0": 0.0, "actor_waits/1": 0.4}, {"actor_steps_per_s/0": 1234.0}
+        page.show({**line, **waits, **rates, "actor_steps_per_s/1": 56.0, "seconds_left": 95.0}, "learning")
         page.progress("evaluation", "3 of 30 games")
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
@@ -372,7 +371,7 @@ def test_a_small_terminal_keeps_every_line_of_the_log(width: int, height: int) -
         for number, line in enumerate(logged):
             logging.getLogger("innet_drl").warning(line)
             page.progress("evaluation", f"{number} games")
-            page.show(filled_meter().line(10, 2, TABLE), "learning")
+            page.show(recorded().line(), "learning")
             page.show_note("waiting")
     assert [line.partition("WARNING ")[2] for line in shown.getvalue().splitlines() if "of the log" in line] == logged
     assert "\x1b" not in shown.getvalue()

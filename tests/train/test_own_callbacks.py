@@ -17,8 +17,7 @@ from innet_drl import train
 from innet_drl.train.environments.vector import INFO_BYTES, last_info
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.following import follow
-from innet_drl.train.metrics import ActorReport, Game
-from innet_drl.train.published_run import REPORT_BYTES, _decoded, _encoded, _parts
+from innet_drl.train.metrics import Game, parts
 
 
 def config(**settings: Any) -> train.Config:
@@ -42,7 +41,7 @@ class Seeing(train.Callback):
 
     def on_metrics(self, metrics: train.Metrics) -> None:
         self.updates.append(self.training.learner_updates)
-        assert self.training.agent_steps >= metrics.agent_steps
+        assert self.training.agent_steps >= metrics["agent_steps"]
         norm = sum(float(weights.detach().norm()) for weights in self.training.network.parameters())
         self.training.log("weights", norm)
 
@@ -57,7 +56,7 @@ def test_callbacks_see_the_network_and_games_and_log_metrics(tmp_path: Path, ser
     assert seeing.updates == sorted(seeing.updates)
     assert seeing.updates[-1] > 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    logged = [line["own"] for line in lines]
+    logged = [parts(line, "own") for line in lines]
     assert any(values.get("success") == 1.0 for values in logged)
     assert sum("weights" in values for values in logged) == len(logged) - 1
     assert not any("nothing" in values for values in logged)
@@ -79,16 +78,6 @@ def test_a_large_info_is_cut() -> None:
     assert last_info(info, 0)
     # A long text does not take the place of what follows it.
     assert last_info({"mission": np.array(["x" * 900]), "success": np.array([True])}, 0) == {"success": True}
-
-
-def test_reports_of_games_with_infos_fit_their_rows() -> None:
-    games = [Game(number, 1.5, 10, {"name": "x" * (number * 5), "n": number}) for number in range(90)]
-    report = ActorReport(3, 900, games, 7, {"environment": 1.0}, 0.5)
-    rows = [_encoded(part) for part in _parts(report)]
-    assert all(len(row) == REPORT_BYTES for row in rows)
-    decoded = [_decoded(row) for row in rows]
-    assert [game for part in decoded if part is not None for game in part.games] == games
-    assert [part.steps for part in decoded if part is not None] == [900] + [0] * (len(rows) - 1)
 
 
 def test_evaluations_have_an_environment_of_their_own(tmp_path: Path) -> None:

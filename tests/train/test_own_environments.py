@@ -209,7 +209,7 @@ def test_a_vector_environment_may_be_processes(tmp_path: Path) -> None:
 def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> None:
     class Stop(train.Callback):
         def on_metrics(self, metrics: train.Metrics) -> None:
-            if metrics.learner_updates:
+            if metrics["learner_updates"]:
                 raise RuntimeError("enough")
 
     arguments = {"folder": str(tmp_path)}

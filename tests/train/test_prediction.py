@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from innet_drl.train.prediction import Predicting, Predictions
+from innet_drl.train.prediction import Predicting
 
 GAMMA = 0.9
 ENVIRONMENTS = 6
@@ -83,15 +83,16 @@ def half() -> NDArray[np.bool_]:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_sums_are_those_of_returns_counted_backwards(at_once: bool) -> None:
     given, ended = rows(np.random.default_rng(3), at_once=at_once)
-    predicting, found = Predicting(half(), GAMMA), Predictions()
+    predicting, taken = Predicting(half(), GAMMA), []
     for number, row in enumerate(given):
         predicting.add(**row)
         if number % 30 == 0:
-            found += predicting.take()
-    found += predicting.take()
+            taken.append(predicting.take())
+    taken.append(predicting.take())
     assert len(ended) > 20
     steps, q, discounted = np.array(ended).sum(0)
-    assert found.steps == steps
-    assert found.q == pytest.approx(q, rel=1e-5)
-    assert found.discounted == pytest.approx(discounted, rel=1e-5)
-    assert predicting.take() == Predictions()
+    found = [means for means in taken if means]
+    assert sum(means["q_predicted"][1] for means in found) == steps
+    for name, total in (("q_predicted", q), ("return_discounted", discounted)):
+        assert sum(mean * count for mean, count in (means[name] for means in found)) == pytest.approx(total, rel=1e-5)
+    assert predicting.take() == {}

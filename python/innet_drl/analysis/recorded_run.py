@@ -7,7 +7,6 @@ intact.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from innet_drl.train.config import Config
 from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import METRICS
 from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.signs import WARM_UP, signs, values_of
 
@@ -31,7 +30,6 @@ LINES_SHOWN = 10_000
 """Lines of metrics between two calls of `Progress`."""
 NUMBERS_NAMED = 5
 """Largest number of damaged lines that a note names."""
-METRICS = tuple(field.name for field in dataclasses.fields(Metrics))
 
 
 @dataclass(frozen=True)
@@ -222,13 +220,12 @@ def _values(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Yields the values of a line of metrics; raises if the line is malformed."""
     if not all(isinstance(line.get(name), int | float) for name in ("time_s", "agent_steps")):
         raise ValueError("no line of metrics")
-    for name in METRICS:
-        value = line.get(name)
-        if isinstance(value, dict):
-            for key, part in value.items():
-                yield f"{name}/{key}", float(part)
-        elif value is not None:
-            yield name, float(value)
+    for name, value in line.items():
+        if value is None or name.partition("/")[0] not in METRICS:
+            continue
+        # Earlier runs have null for a missing value, and an object for a metric of several values.
+        named = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        yield from ((each, float(part)) for each, part in named.items())
 
 
 def _read_lines(path: Path, add: Any) -> list[str]:

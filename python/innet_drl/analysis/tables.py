@@ -11,7 +11,7 @@ from typing import Any
 
 from innet_drl.analysis.recorded_run import FinalEvaluation, RecordedRun
 from innet_drl.train.config import Config
-from innet_drl.train.display import clock, number, score
+from innet_drl.train.display import number, score, shown
 
 NOTHING = "-"
 """Cell of a value that was not recorded."""
@@ -37,25 +37,26 @@ def results(runs: Sequence[RecordedRun]) -> list[Row]:
     rows: list[tuple[str, Callable[[RecordedRun], str]]] = [
         ("state", lambda run: run.state),
         ("environment", lambda run: run.config.environment_name),
-        ("training time", lambda run: _with(run.last("time_s"), clock)),
-        ("time left", lambda run: _with(run.last("seconds_left") if run.is_training else None, clock)),
+        ("training time", _last("time_s")),
+        ("time left", lambda run: _last("seconds_left")(run) if run.is_training else NOTHING),
         ("began", _began),
-        ("score, mean of the last 100 games", lambda run: _with(run.last("return_mean"), score)),
-        ("best game", lambda run: _with(run.last("return_best"), score)),
-        ("best evaluation", lambda run: _with(run.last("evaluation_best"), score)),
+        ("score, mean of the last 100 games", _last("return_mean")),
+        ("best game", _last("return_best")),
+        ("best evaluation", _last("evaluation_best")),
         ("evaluation after training", lambda run: _mean(run.evaluation)),
         ("the same with sticky actions", lambda run: _mean(run.evaluation and run.evaluation.sticky)),
         ("its interquartile mean, 95 % interval", _interval),
-        ("agent steps", lambda run: _with(run.last("agent_steps"), _count)),
-        ("frames", lambda run: _with(run.last("env_frames"), _count)),
-        ("games", lambda run: _with(run.last("games"), _count)),
-        ("updates", lambda run: _with(run.last("learner_updates"), _count)),
+        ("agent steps", _last("agent_steps")),
+        ("frames", _last("env_frames")),
+        ("games", _last("games")),
+        ("updates", _last("learner_updates")),
         ("steps/s, whole run", lambda run: _rate(run, "agent_steps")),
         ("updates/s, whole run", lambda run: _rate(run, "learner_updates")),
         ("replay ratio: target", lambda run: f"{run.config.samples_per_insert:g}"),
-        ("replay ratio: since the start", lambda run: _with(run.last("samples_per_insert"), "{:.2f}".format)),
-        ("replay ratio: at the end", lambda run: _with(run.last("samples_per_insert_now"), "{:.2f}".format)),
-        ("memory", _memory),
+        ("replay ratio: since the start", _last("samples_per_insert")),
+        ("replay ratio: at the end", _last("samples_per_insert_now")),
+        ("memory, steps", _last("replay_steps")),
+        ("memory, size", _last("replay_bytes")),
         ("lines of metrics", lambda run: f"{run.lines:,}"),
     ]
     return _known([Row(name, [cell(run) for run in runs]) for name, cell in rows])
@@ -111,22 +112,13 @@ def _known(rows: list[Row]) -> list[Row]:
     return [row for row in rows if set(row.cells) != {NOTHING}]
 
 
-def _with(value: float | None, form: Callable[[float], str]) -> str:
-    return NOTHING if value is None else form(value)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+def _last(name: str) -> Callable[[RecordedRun], str]:
+    return lambda run: shown(name, run.last(name))
 
 
 def _rate(run: RecordedRun, name: str) -> str:
     seconds, count = run.last("time_s"), run.last(name)
     return number(count / seconds, 1) if seconds and count is not None else NOTHING
-
-
-def _memory(run: RecordedRun) -> str:
-    steps, size = run.last("replay_steps"), run.last("replay_bytes")
-    return NOTHING if steps is None or size is None else f"{steps:,.0f} steps, {size / 2**20:,.0f} MiB"
 
 
 def _began(run: RecordedRun) -> str:

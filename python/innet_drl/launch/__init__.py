@@ -7,8 +7,8 @@
 | `launcher` | the interface that starts processes, and its implementation for this machine |
 | `ray` | its implementation for a Ray cluster |
 | `actors`, `learners`, `evaluator` | processes that the learner starts: main functions, start, restart and end |
-| `joined_actors`, `joining` | actors started by users (`innet-drl actor`): the learner's and the actor's side |
-| `playing` | the loop of an actor's process |
+| `joining` | the command `innet-drl actor`: finds a run, and joins it again after changes |
+| `playing` | the loop of an actor's process, whoever started it |
 | `processes` | start, failure and end of a process |
 | `silence` | actors that report nothing |
 | `fork_server` | the process from which the others are forked |

@@ -18,43 +18,15 @@ from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.silence import Silence
 from innet_drl.train import environments, watchdog
-from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError
-from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
+from innet_drl.train.published_run import RunPublisher
 
 logger = logging.getLogger(__name__)
 
 RESTART_MINUTES = 10.0
 """Period of the limit `actor_restarts`, in minutes."""
-FETCH_SECONDS = 1.0
-"""Period at which an actor with blocked rows fetches newer parameters (`max_version_lag`)."""
-
-
-class _LearnersRun:
-    """The run of an actor that the learner started, with a pipe for reports."""
-
-    def __init__(self, pipe: multiprocessing.connection.Connection) -> None:
-        self._pipe = pipe
-
-    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
-        """Does nothing: the learner publishes parameters before it starts actors."""
-
-    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits without limit, as the learner ends its actors."""
-        if fetch is None:
-            writer.flush(timeout=None)
-            return
-        while True:
-            fetch()
-            with contextlib.suppress(innet.errors.DeadlineError):
-                writer.flush(timeout=FETCH_SECONDS)
-                return
-
-    def report(self, report: ActorReport) -> None:
-        """Sends the report to the learner's process."""
-        self._pipe.send(report)
 
 
 def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
@@ -66,7 +38,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
             assignment.config, assignment.config.environments, threads=assignment.config.environment_threads
         )
         try:
-            play(assignment, envs, _LearnersRun(pipe), playing.set)
+            play(assignment, envs, playing=playing.set)
         finally:
             # A failed environment may fail again; the first error is the one to report.
             with contextlib.suppress(Exception):
@@ -86,25 +58,43 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
 
 
 class Actors:
-    """The actor processes of a run. Use it as a context manager."""
+    """The actors of a run, with their reports. Use it as a context manager.
+
+    Without a launcher they are started by users (`innet-drl actor`), for whom the run is published periodically.
+
+    Args:
+        config: The run's settings.
+        run: The learner's side of the actors' reports.
+        first_step: Agent steps of the run until now.
+        launcher: Starts an actor for each index, and replaces those that died; `None` starts none.
+        address: Address of the replay memory for the launcher's processes.
+        name: Name of the table.
+        token: Token of the replay memory.
+        clock: Clock of restarts and silences.
+    """
 
     def __init__(
         self,
         config: Config,
-        address: str,
-        name: str,
+        run: RunPublisher,
         first_step: int,
-        launcher: Launcher,
+        launcher: Launcher | None = None,
+        address: str = "",
+        name: str = "",
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.launcher = launcher
         self._assignments = {
             f"actor {index}": ActorAssignment(config, index, address, name, first_step, token)
             for index in range(config.actors)
         }
-        self.launcher = launcher
-        self.silence = Silence("an environment may hang (environment_timeout replaces the actor then)", clock)
+        hangs = "an environment may hang (environment_timeout replaces the actor then)"
+        self.silence = Silence(hangs if launcher else "it has left the run, or an environment hangs", clock)
         self._config = config
+        self._run = run
+        self._agent_steps = first_step
+        self._next_publication = 0.0
         self._clock = clock
         # Times of counted failures in the last `RESTART_MINUTES`.
         self._failures: deque[float] = deque()
@@ -113,38 +103,52 @@ class Actors:
         """Actors that have reported since their start: their program was imported."""
 
     def __enter__(self) -> Self:
-        try:
-            for assignment in self._assignments.values():
-                self._start(assignment)
-        except BaseException:
-            self.launcher.close()
-            raise
+        if self.launcher is not None:
+            try:
+                for assignment in self._assignments.values():
+                    self._start(assignment)
+            except BaseException:
+                self.launcher.close()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.launcher.close()
+        if self.launcher is not None:
+            self.launcher.close()
 
     def end(self, *, finished: bool) -> None:
-        """Asks every actor to end, without waiting; the end of the context waits."""
-        self.launcher.begin_end()
+        """Asks the launcher's actors to end, without waiting; the end of the context waits.
+
+        Other actors exit if training has `finished`, and otherwise wait for the learner.
+        """
+        if self.launcher is not None:
+            self.launcher.begin_end()
+        elif finished:
+            self._run.publish(self._agent_steps, ended=True)
 
     def reports(self, agent_steps: int) -> list[ActorReport]:
         """Returns the reports received since the last call, without waiting. Replaces actors that died.
 
         Args:
-            agent_steps: Steps of the run until now: a replacement continues the exploration schedule from there.
+            agent_steps: Steps of the run until now, from which a replacement, or an actor that joins, continues the
+                exploration schedule.
         """
-        reports: list[ActorReport] = []
-        for name, message in self.launcher.messages():
-            if isinstance(message, Ended):
-                self._replace(self._assignments[name], message, agent_steps)
-            else:
-                self._played.add(message.actor)
-                reports.append(message)
+        self._agent_steps = agent_steps
+        # Read first, so that the reports have what an actor did before it died.
+        ended = [] if self.launcher is None else self.launcher.messages()
+        if self.launcher is None and time.monotonic() >= self._next_publication:
+            # A restarted server has lost the last publication.
+            self._run.publish(agent_steps)
+            self._next_publication = time.monotonic() + self._config.report_seconds
+        reports = self._run.reports()
+        self._played.update(report.actor for report in reports)
+        for name, message in ended:
+            self._replace(self._assignments[name], message, agent_steps)
         self.silence.check({report.actor for report in reports})
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
+        assert self.launcher is not None, "only a launcher's processes end"
         self.silence.begin(assignment.index)
         self._played.discard(assignment.index)
         self.launcher.start(f"actor {assignment.index}", run_actor, assignment)

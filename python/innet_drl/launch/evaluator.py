@@ -1,10 +1,9 @@
-"""Evaluations in a process of their own, so that the learner does not wait for them."""
+"""Evaluations in processes of their own, so that the learner does not wait for them."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing.connection
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,41 +24,40 @@ logger = logging.getLogger(__name__)
 
 NAME = "evaluator"
 RESTARTS = 3
-"""Failed processes that are replaced; after that the run continues without evaluations."""
+"""Failed evaluations after which there are others; then the run continues without them."""
 STOP_SECONDS = 2.0
-"""Seconds that the process may take to close its environments before it is killed."""
+"""Seconds that a process may take to close its environments before it is killed."""
 
 Parameters = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Played:
-    """An evaluation, and the times of the process since the previous one."""
+    """An evaluation, and the times of its process."""
 
     evaluation: Evaluation
     seconds: dict[str, float]
     laps: Laps | None
 
 
-def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.connection.Connection) -> None:
-    """The main function of the evaluator's process: receives parameters, plays, and sends the evaluation."""
+def run_evaluator(
+    config: Config, spec: EnvironmentSpec, parameters: Parameters, pipe: multiprocessing.connection.Connection
+) -> None:
+    """The main function of an evaluation's process: plays, and sends the evaluation."""
     try:
         prepare_to_play()
         # The other cores are for the learner and the actors.
         torch.set_num_threads(1)
         stopwatch = Stopwatch()
+        stopwatch.record(config.trace_seconds)
         network = make_network(config, spec)
+        network.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
         stopwatch.lap("start")
-        while True:
-            received = pipe.recv()
-            stopwatch.lap("wait for the learner")
-            stopwatch.record(config.trace_seconds)
-            network.load_state_dict({name: torch.from_numpy(array) for name, array in received.items()})
-            evaluation = evaluate(config, network, seed=config.seed, threads=1)
-            assert evaluation is not None, "it is never stopped"
-            stopwatch.lap("evaluate")
-            pipe.send(Played(evaluation, stopwatch.take(), stopwatch.take_laps()))
-    except (Stopped, EOFError, BrokenPipeError):
+        evaluation = evaluate(config, network, seed=config.seed, threads=1)
+        assert evaluation is not None, "it is never stopped"
+        stopwatch.lap("evaluate")
+        pipe.send(Played(evaluation, stopwatch.take(), stopwatch.take_laps()))
+    except (Stopped, BrokenPipeError):
         pass
     except Exception as error:
         pipe.send(ProcessFailure.of(error, fatal=False))
@@ -68,9 +66,9 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
 
 
 class Evaluator:
-    """The evaluator's process, which plays one evaluation at a time. Use it as a context manager.
+    """Plays one evaluation at a time, each in a process of its own. Use it as a context manager.
 
-    It starts with the first evaluation. If it fails, a warning says so, and the next evaluation gets a new process.
+    If one fails, a warning says so; after more than `RESTARTS` of them there are no more.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, launcher: Launcher, times: Times | None = None) -> None:
@@ -79,54 +77,46 @@ class Evaluator:
         self._launcher = launcher
         self._launcher.stop_seconds = STOP_SECONDS
         self._times = times
-        self._restarts_left = RESTARTS
-        self._runs = False
+        self._failures_left = RESTARTS
         self._playing = False
-        # Sending blocks while the process does not receive, so that it has its own thread.
-        self._thread = ThreadPoolExecutor(1, "evaluator")
-        self._sending: Future[None] | None = None
+        self._evaluation: Evaluation | None = None
+        """Result of the process that has played and not ended yet."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The end of the process unblocks the thread.
         self._launcher.close()
-        self._thread.shutdown()
 
     @property
     def idle(self) -> bool:
         """Whether `begin` may be called."""
-        return not self._playing and self._restarts_left >= 0
+        return not self._playing and self._failures_left >= 0
 
     def begin(self, parameters: Parameters) -> None:
-        """Begins an evaluation of a network's arrays, which must not change meanwhile."""
-        if not self._runs:
-            try:
-                self._launcher.start(NAME, run_evaluator, self._config, self._spec)
-            except ProcessError as error:
-                self._fail(ProcessFailure(str(error), fatal=False))
-                return
-        self._runs = self._playing = True
-        self._sending = self._thread.submit(self._launcher.send, NAME, parameters)
+        """Begins an evaluation of a network's arrays."""
+        try:
+            self._launcher.start(NAME, run_evaluator, self._config, self._spec, parameters)
+        except ProcessError as error:
+            self._fail(ProcessFailure(str(error), fatal=False))
+        else:
+            self._playing = True
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
-        evaluation = None
         for _, message in self._launcher.messages():
-            if isinstance(message, Ended):
-                self._fail(message.failure or ProcessFailure("its process was killed", fatal=False))
-            else:
+            if not isinstance(message, Ended):
                 if self._times is not None:
                     self._times.add(NAME, message.seconds, message.laps)
-                evaluation, self._playing = message.evaluation, False
-        return evaluation
+                self._evaluation = message.evaluation
+                continue
+            evaluation, self._evaluation, self._playing = self._evaluation, None, False
+            if evaluation is None:
+                self._fail(message.failure or ProcessFailure("its process was killed", fatal=False))
+            return evaluation
+        return None
 
     def _fail(self, failure: ProcessFailure) -> None:
-        if self._sending is not None:
-            # The next process must not receive these parameters.
-            self._sending.cancel()
-        self._runs = self._playing = False
-        self._restarts_left = -1 if failure.fatal else self._restarts_left - failure.counts
-        advice = "the next one gets a new process" if self._restarts_left >= 0 else "there are no more during training"
+        self._failures_left = -1 if failure.fatal else self._failures_left - failure.counts
+        advice = "the next one gets a new process" if self._failures_left >= 0 else "there are no more during training"
         logger.warning("an evaluation failed, and training continues; %s: %s", advice, failure.whole)

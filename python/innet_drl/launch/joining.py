@@ -12,10 +12,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
@@ -24,29 +23,21 @@ from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.memory import ReplayMemory, RowWriter
-from innet_drl.train.metrics import ActorReport
+from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.published_run import (
     CONNECTION_LOST,
     DOCUMENT,
     PublishedRun,
-    ReportWriter,
     check_address,
     published_runs,
 )
-
-if TYPE_CHECKING:
-    # torch is imported only after the run has been found.
-    from innet_drl.train.actor import Actor
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Period at which an idle actor polls the server for a run."""
 CALL_SECONDS = 2.0
-"""Timeout of a call that waits for the learner; then the actor logs the wait and checks the run for changes."""
-SILENT_SECONDS = 5.0
-"""Seconds of a wait for the learner before the log names it, as for a server."""
+"""Timeout of a look at the published run."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +153,7 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
 
 
 def _play(joining: Joining, config: Config, name: str, published: PublishedRun) -> None:
+    # torch is imported only after the run has been found.
     with naming_extras():
         from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 
@@ -169,7 +161,7 @@ def _play(joining: Joining, config: Config, name: str, published: PublishedRun) 
     try:
         steps = published.agent_steps
         assignment = ActorAssignment(config, joining.index, joining.replay, name, steps, joining.token)
-        play(assignment, envs, _JoinedRun(joining, name, published))
+        play(assignment, envs, _Look(joining.index, name, published))
     except MEMORY_LOST as error:
         logger.warning(
             "the server was started again without the run, and actor %d joins it anew: %s", joining.index, error
@@ -181,82 +173,22 @@ def _play(joining: Joining, config: Config, name: str, published: PublishedRun) 
             envs.close()
 
 
-class _JoinedRun:
-    """The run of an actor that joined, with reports through the server."""
+class _Look:
+    """Looks after the run of an actor that joined: whether it has ended or changed."""
 
-    def __init__(self, joining: Joining, name: str, published: PublishedRun) -> None:
-        self._joining = joining
+    def __init__(self, index: int, name: str, published: PublishedRun) -> None:
+        self._index = index
         self._name = name
         self._settings = published.settings
         self._version = 0
 
-    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
-        """Waits for the learner's parameters."""
-        index, name = self._joining.index, self._name
-        self._replay = memory.replay
-        self._warn_of_namesake()
-        self._reports = ReportWriter(self._replay, name, index)
-        said = False
-        while not actor.pull(memory):
-            if not said:
-                logger.info("waiting for the learner of run %s: it has published no parameters", name)
-                said = True
-            self._look()
-            time.sleep(POLL_SECONDS)
-        epsilon = actor.final_epsilon
-        logger.info(
-            "actor %d plays for run %s at %s, with %d environments that explore with %.3g to %.3g",
-            index,
-            name,
-            self._joining.replay,
-            len(epsilon),
-            epsilon[0],
-            epsilon[-1],
-        )
-
-    def _warn_of_namesake(self) -> None:
-        writers = self._replay.stats(timeout=None)["tables"][self._name]["by_writer"]
-        # One of these writers is this process's own.
-        namesakes = [each for each in writers if each["connected"] and each["name"] == f"actor {self._joining.index}"]
-        if len(namesakes) > 1:
-            logger.warning(
-                "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
-                "explore alike",
-                self._joining.index,
-                self._name,
-            )
-
-    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits for the replay ratio, that is for the learner's samples, and for the server."""
-        started, said = time.monotonic(), False
-        while True:
-            if fetch is not None:
-                fetch()
-            try:
-                writer.flush(timeout=CALL_SECONDS)
-            except innet.errors.DeadlineError as error:
-                if not said and time.monotonic() - started >= SILENT_SECONDS:
-                    reason = str(error).removeprefix("the deadline passed: ")
-                    logger.info("waiting for the learner of run %s: %s", self._name, reason)
-                    said = True
-                self._look()
-            else:
-                if said:
-                    logger.info("actor %d continues", self._joining.index)
-                return
-
-    def report(self, report: ActorReport) -> None:
-        """Pushes the report, and checks whether the run has ended or changed."""
+    def __call__(self, memory: ReplayMemory) -> None:
+        """Raises `LeavesRun` if the run has ended, or has other settings."""
+        if self._version == 0:
+            self._warn_of_namesake(memory.replay)
         try:
-            self._reports.write(report, CALL_SECONDS)
-        except innet.errors.DeadlineError:
-            # The server is away; the next flush logs it.
-            return
-        self._look()
-
-    def _look(self) -> None:
-        try:
-            found = self._replay.get_parameters(self._name + DOCUMENT, newer_than=self._version, timeout=CALL_SECONDS)
+            name = self._name + DOCUMENT
+            found = memory.replay.get_parameters(name, newer_than=self._version, timeout=CALL_SECONDS)
         except innet.errors.DeadlineError:
             return
         if found is None:
@@ -268,6 +200,18 @@ class _JoinedRun:
             raise _RunEnded
         if published.settings != self._settings or published.release != innet.__version__:
             raise _RunChanged
+
+    def _warn_of_namesake(self, replay: innet.Replay) -> None:
+        writers = replay.stats(timeout=None)["tables"][self._name]["by_writer"]
+        # One of these writers is this process's own.
+        namesakes = [each for each in writers if each["connected"] and each["name"] == f"actor {self._index}"]
+        if len(namesakes) > 1:
+            logger.warning(
+                "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
+                "explore alike",
+                self._index,
+                self._name,
+            )
 
 
 def _end_on_signals() -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from innet_drl.launch.processes import ProcessFailure, await_end, start, start_fork_server
+from innet_drl.launch.fork_server import start_fork_server
+from innet_drl.launch.processes import ProcessFailure, await_end, start
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
-        """Calls `main(*arguments, pipe)` in a new process; `pipe` is its connection to this one.
+        """Calls `main(*arguments, pipe)` in a new process; `pipe.send` sends its messages to this one.
 
         Args:
             name: Unique among the processes that run.
@@ -47,16 +48,6 @@ class Launcher(abc.ABC):
 
         Raises:
             ProcessError: The process cannot be started.
-        """
-
-    @abc.abstractmethod
-    def send(self, name: str, message: Any) -> None:
-        """Sends a message to a process, whose `pipe.recv` returns it; any thread may call it.
-
-        A large message may wait until the process receives it.
-
-        Raises:
-            OSError: The process has ended.
         """
 
     @abc.abstractmethod
@@ -93,13 +84,6 @@ class LocalLauncher(Launcher):
         process, pipe = start(main, name, *arguments)
         self._processes[name] = process
         self._pipes[pipe] = name
-
-    def send(self, name: str, message: Any) -> None:
-        """Sends a message to a process."""
-        pipe = next((pipe for pipe, owner in list(self._pipes.items()) if owner == name), None)
-        if pipe is None:
-            raise BrokenPipeError(f"{name} has ended")
-        pipe.send(message)
 
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call; ends processes that reported a failure."""

@@ -13,23 +13,19 @@ import multiprocessing.connection
 import os
 import secrets
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 import innet_drl as innet
 from innet_drl.gradients import GradientWorker
-from innet_drl.launch.processes import (
-    ProcessFailure,
-    await_end,
-    end_with_parent,
-    import_failure,
-    silence_logs,
-    start,
-)
+from innet_drl.launch.launcher import Ended, LocalLauncher
+from innet_drl.launch.processes import ProcessFailure, end_with_parent, import_failure, silence_logs
 from innet_drl.signals import END_SIGNALS
 from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
@@ -46,12 +42,16 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.5
 """Timeout of a batch; then a learner checks whether training has ended."""
+DEADLINE_SECONDS = 300.0
+"""Seconds that a learner waits for the others, with their checkpoints, before the run fails."""
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process sees."""
 FAILURE_SECONDS = 2.0
-"""Seconds to wait for the error message of a missing learner."""
+"""Seconds to wait for the error message of a missing learner, and for its end."""
+POLL_SECONDS = 0.05
+"""Period at which the messages of learners are awaited."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class LearnerResult:
     times: LearnerTimes = field(compare=False, repr=False)
 
 
-LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
+LearnerMessage = LearnerReady | LearnerResult | Ended
 
 
 class Learners:
@@ -141,63 +141,59 @@ class Learners:
             )
             for number in range(1, config.learners)
         ]
-        self._processes: list[Any] = []
-        self._pipes: list[multiprocessing.connection.Connection] = []
+        self._launcher = LocalLauncher()
+        self._launcher.stop_seconds = FAILURE_SECONDS
         self._stack = contextlib.ExitStack()
-        self._last: dict[int, LearnerResult] = {}
-        """Last messages that came while the first learner still summed."""
-        self._told = self._ended = False
+        self._last: dict[int, LearnerMessage] = {}
+        """The last message of each learner; of one that has ended well, its result."""
 
     def __enter__(self) -> Self:
         try:
             for assignment in self._assignments:
-                process, pipe = start(run_learner, f"learner {assignment.number}", assignment)
-                self._processes.append(process)
-                self._pipes.append(pipe)
+                self._launcher.start(f"learner {assignment.number}", run_learner, assignment)
             worker = self._stack.enter_context(join(self._job, 0, self._config))
-            for number, pipe in enumerate(self._pipes, 1):
-                message = _receive(pipe, self._config.learner_deadline)
+            for assignment in self._assignments:
+                message = self._await(assignment.number, LearnerReady)
                 if not isinstance(message, LearnerReady):
-                    raise self._failed(number, message)
+                    raise self._failed(assignment.number, message)
             self._learner.gradients = SharedGradients(worker, self._learner.network, self._attend)
         except BaseException:
-            self._stop()
+            self._stop(0.0)
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        # After `end` learners exit by themselves. Otherwise their results are lost, and they are killed at once.
+        ended = any(isinstance(message, LearnerResult) for message in self._last.values())
+        self._stop(STOP_SECONDS if ended else 0.0)
 
-    def _stop(self) -> None:
+    def _stop(self, seconds: float) -> None:
         self._learner.gradients = None
         self._stack.close()
-        # After `end` learners exit by themselves. Otherwise their results are lost, and they are killed at once.
-        for process in self._processes:
-            await_end(process, STOP_SECONDS if self._ended else 0.0)
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
+        self._launcher.stop_seconds = seconds
+        self._launcher.close()
 
     def end(self) -> dict[int, LearnerTimes]:
         """Ends training in all learners with the same update, and compares their weights; returns the others' times."""
         assert self._learner.gradients is not None
-        self._tell_end()
+        # Learners without a batch end training instead of their next mean: they would miss the last sum.
+        self._launcher.begin_end()
         try:
             if not self._learner.gradients.ended:
                 self._learner.gradients.end()
         except innet.errors.GradientError as error:
             raise self.explain(error) from error
-        self._ended = True
         ours = LearnerResult(self._learner.updates, digest(self._learner.network), LearnerTimes({}, {}, {}))
         times = {}
-        for number, pipe in enumerate(self._pipes, 1):
-            theirs = self._last.get(number) or _receive(pipe, self._config.learner_deadline)
+        for assignment in self._assignments:
+            number = assignment.number
+            theirs = self._await(number, LearnerResult)
             if not isinstance(theirs, LearnerResult):
                 raise self._failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
             times[number] = theirs.times
-        logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
+        logger.info("%d learners ended with the same weights", len(times) + 1)
         return times
 
     def _attend(self) -> None:
@@ -205,52 +201,46 @@ class Learners:
 
         A learner that has failed between two sums is none that a sum misses: the job would wait for its replacement.
         """
-        for number, pipe in enumerate(self._pipes, 1):
-            if number not in self._last and pipe.poll(0):
-                message = _receive(pipe, 0)
-                if not isinstance(message, LearnerResult):
-                    raise self._failed(number, message)
-                self._last[number] = message
+        self._receive()
+        for number, message in self._last.items():
+            if isinstance(message, Ended):
+                raise self._failed(number, message)
         if self._has_ended():
-            self._tell_end()
-
-    def _tell_end(self) -> None:
-        """Tells learners without a batch to end training instead of their next mean: they would miss the last sum."""
-        if self._told:
-            return
-        self._told = True
-        for pipe in self._pipes:
-            # The sum reports learners that have died.
-            with contextlib.suppress(OSError):
-                pipe.send(None)
+            self._launcher.begin_end()
 
     def explain(self, error: innet.errors.GradientError) -> LearnerError:
         """Returns the error message of the learner that made a sum fail, if it sent one."""
         missing = error.missing if isinstance(error, innet.errors.MissingWorkerError) else ()
-        for number, pipe in enumerate(self._pipes, 1):
-            message = _receive(pipe, FAILURE_SECONDS if number in missing else 0.0)
-            if isinstance(message, ProcessFailure):
-                return self._failed(number, message)
+        for assignment in self._assignments:
+            seconds = FAILURE_SECONDS if assignment.number in missing else 0.0
+            message = self._await(assignment.number, Ended, seconds)
+            if isinstance(message, Ended) and message.failure is not None:
+                return self._failed(assignment.number, message)
         return LearnerError(f"the learners' gradients came to no sum: {error}")
 
+    def _receive(self, number: int = 0) -> LearnerMessage | None:
+        """Receives all messages; returns the last one of learner `number`."""
+        for name, message in self._launcher.messages():
+            learner = int(name.removeprefix("learner "))
+            if not isinstance(self._last.get(learner), LearnerResult):
+                self._last[learner] = message
+        return self._last.get(number)
+
+    def _await(
+        self, number: int, kind: type[LearnerMessage], seconds: float = DEADLINE_SECONDS
+    ) -> LearnerMessage | None:
+        """Waits for a message of this kind, or the end of learner `number`; returns its last message."""
+        deadline = time.monotonic() + seconds
+        while not isinstance(message := self._receive(number), (kind, Ended)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return message
+
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
-        if isinstance(message, ProcessFailure):
-            reason = message.whole
-        else:
-            process = self._processes[number - 1]
-            process.join(FAILURE_SECONDS)
-            silent = "it ended without a word, or was too slow (learner_deadline)"
-            reason = import_failure(process.exitcode) or silent
+        reason = f"it ended without a word, or kept the others waiting for {DEADLINE_SECONDS:g} s"
+        if isinstance(message, Ended):
+            failure = message.failure
+            reason = failure.whole if failure else import_failure(message.exit_code) or reason
         return LearnerError(f"learner {number} failed: {reason}")
-
-
-def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
-    try:
-        message = pipe.recv() if pipe.poll(seconds) else None
-    except (EOFError, OSError):
-        return None
-    assert message is None or isinstance(message, LearnerMessage)
-    return message
 
 
 @contextlib.contextmanager
@@ -259,7 +249,7 @@ def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWork
     with (
         innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,
         server.join_gradients(
-            job.name, number, config.learners, name=f"learner {number}", deadline=config.learner_deadline
+            job.name, number, config.learners, name=f"learner {number}", deadline=DEADLINE_SECONDS
         ) as worker,
     ):
         yield worker
@@ -271,12 +261,15 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     if assignment.gpus is not None:
         os.environ[GPUS] = assignment.gpus
     # Signals reach every process of the run; the first learner ends the others, and kills them if necessary.
+    ended = threading.Event()
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     silence_logs()
     end_with_parent()
     try:
-        last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
+        last: LearnerResult | ProcessFailure = _learn(assignment, pipe, ended)
     except Exception as error:
         last = ProcessFailure.of(error, fatal=True)
     # The first learner may have closed the pipe.
@@ -285,7 +278,9 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     pipe.close()
 
 
-def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> LearnerResult:
+def _learn(
+    assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection, ended: threading.Event
+) -> LearnerResult:
     config, stopwatch, core = assignment.config, Stopwatch(), CoreThreads()
     stopwatches = {"": stopwatch}
     torch.set_num_threads(assignment.threads)
@@ -320,7 +315,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                 try:
                     batch = next(timed)
                 except innet.errors.DeadlineError:
-                    if pipe.poll(0):
+                    if ended.is_set():
                         # Training has ended, and without a batch this learner would miss the sum that ends it.
                         learner.gradients.end()
                         break

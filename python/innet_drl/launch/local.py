@@ -15,8 +15,9 @@ import cloudpickle
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
+from innet_drl.launch.fork_server import start_fork_server
 from innet_drl.launch.launcher import Launcher, LocalLauncher
-from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children, start_fork_server
+from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children
 from innet_drl.signals import Interrupted
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Launchers = Callable[[], Launcher]
 """Makes launchers of one run."""
-Place = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers]]
+Place = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers | None]]
 """Context with the launchers of a run, from its settings, its name, and a function that shows the current phase."""
 
 
@@ -43,7 +44,7 @@ def train(
     *,
     resume: bool = False,
     unused: bool = False,
-    launcher: Importable = "local",
+    launcher: Importable | None = "local",
     callbacks: Sequence[Callback] = (),
     display: Callable[[str], Display] = Display,
     signals: bool = False,
@@ -55,7 +56,9 @@ def train(
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
         unused: If the folder `out` exists, make `<out>-2`, `<out>-3`, ...
-        launcher: Place where processes are started: `local`, `ray`, or a launcher's class or its import path.
+        launcher: Place where processes are started: `local`, `ray`, or a launcher's class or its import path. With
+            `None` actors join from any host (`innet_drl.launch.joining`), and a run in the folder is continued from its
+            newest checkpoint, if there is one.
         callbacks: Called during training; they may end it.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT, SIGTERM and SIGHUP, if this is the main thread; then raise
@@ -65,43 +68,27 @@ def train(
     forbid_as_daemon(config)
     check_callbacks(callbacks)
     place = _place(launcher, config)
-    folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
+    if launcher is None:
+        folder = RunFolder.new_or_existing(out)
+        resume = folder.newest_checkpoint() is not None
+    else:
+        folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
     with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
         _check(config, folder, shown, resume=resume)
-        if not config.serial:
+        if launcher is None and not folder.is_new:
+            logger.info("continuing the run of %s", folder.path)
+        if launcher is not None and not config.serial:
             # The fork server imports torch in parallel with this process.
             start_fork_server()
         with place(config, folder.name, shown.say) as launchers:
             return _train(config, folder, callbacks, shown, launchers, resume=resume, signals=signals)
 
 
-def learn(
-    config: Config,
-    out: Path,
-    *,
-    callbacks: Sequence[Callback] = (),
-    display: Callable[[str], Display] = Display,
-    signals: bool = False,
-) -> Result:
-    """Trains as `train`, with actors that join from any host (`innet_drl.launch.joining`).
-
-    A run in the folder is continued from its newest checkpoint, if there is one.
-    """
-    check_address(config.replay)
-    forbid_in_children()
-    forbid_as_daemon(config)
-    check_callbacks(callbacks)
-    folder = RunFolder.new_or_existing(out)
-    with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
-        resume = folder.newest_checkpoint() is not None
-        _check(config, folder, shown, resume=resume)
-        if not folder.is_new:
-            logger.info("continuing the run of %s", folder.path)
-        return _train(config, folder, callbacks, shown, None, resume=resume, signals=signals)
-
-
-def _place(launcher: Importable, config: Config) -> Place:
+def _place(launcher: Importable | None, config: Config) -> Place:
     """Returns the context of launchers for a value of `--launcher`, after checks of the settings."""
+    if launcher is None:
+        check_address(config.replay)
+        return lambda *_: contextlib.nullcontext()
     if launcher == "local":
         return lambda *_: contextlib.nullcontext(LocalLauncher)
 

@@ -19,13 +19,11 @@ import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
-from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import Learners
 from innet_drl.train.data_parallel import TrainingEnded
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, resuming
-from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
-from innet_drl.train.published_run import RunPublisher
+from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.trainer import Trainer
@@ -39,7 +37,6 @@ WAIT_SECONDS = 0.25
 def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
     """Trains with actors in processes of their own until the trainer is finished, and writes a checkpoint."""
     config, settings = trainer.config, trainer.memory_settings()
-    actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
     embedded = config.replay == "embedded"
     if embedded and launcher is not None and launcher.listen is not None:
@@ -53,13 +50,10 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.preload(memory)
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
-        if launcher is None:
-            run = running.enter_context(RunPublisher.connect(trainer.name, config, memory_token(config)))
-            actors = JoinedActors(run, config.report_seconds, trainer.meter.agent_steps)
-        else:
-            token = settings.token if embedded else actor_token(config)
-            started = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
-            actors = running.enter_context(started)
+        run = running.enter_context(memory.published_run(config))
+        token = settings.token if embedded else actor_token(config)
+        steps, name = trainer.totals.agent_steps, trainer.name
+        actors = running.enter_context(Actors(config, run, steps, launcher, memory.address, name, token))
         device = str(trainer.learner.device)
         batches = running.enter_context(memory.batches(device, WAIT_SECONDS, config.actor_patience))
         if trainer.learner.targets_ahead:
@@ -83,18 +77,17 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
                         trainer.reporter.times.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
-                if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
+                if trainer.totals.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory)
-                    logger.error("a checkpoint has all updates: continue with %s", resuming(trainer.folder.path))
+                    folder = trainer.session.folder.path
+                    logger.error("a checkpoint has all updates: continue with %s", resuming(folder))
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise
             trainer.checkpoint(memory)
 
 
-def _learn(
-    trainer: Trainer, memory: ReplayMemory, actors: Actors | JoinedActors, batches: Iterator[TorchBatch]
-) -> None:
+def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
     pending = incarnation = None
     timed = TimedBatches(batches, trainer.stopwatch)
     checked = time.monotonic()
@@ -148,12 +141,12 @@ def _learn(
         trainer.stopwatch.lap("other")
 
 
-def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
+def _check_actors(actors: Actors, trainer: Trainer) -> None:
     # The signal that interrupts the run may also have ended actors, which must not be replaced.
     if trainer.session.interrupted:
         return
     try:
-        reports = actors.reports(trainer.meter.agent_steps)
+        reports = actors.reports(trainer.totals.agent_steps)
     except ProcessError:
         if not trainer.session.interrupted:
             raise
@@ -162,7 +155,7 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
         trainer.reporter.add_report(report)
 
 
-def _has_ended(actors: Actors | JoinedActors, trainer: Trainer) -> bool:
+def _has_ended(actors: Actors, trainer: Trainer) -> bool:
     """Looks after the actors while the other learners are waited for, which may themselves wait for steps."""
     trainer.session.say(actors.silence.note() or "waiting for the gradients of the other learners")
     _check_actors(actors, trainer)

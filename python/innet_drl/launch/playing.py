@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -15,33 +15,25 @@ from innet_drl.launch.processes import LeavesRun, Stopped
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments
-from innet_drl.train.memory import ReplayMemory, RowWriter, memory_class, memory_settings
-from innet_drl.train.metrics import ActorReport
+from innet_drl.train.memory import ReplayMemory, memory_class, memory_settings
 from innet_drl.train.networks import make_network, published
 from innet_drl.train.stopwatch import MEMORY, Stopwatch
 
+logger = logging.getLogger(__name__)
+
 REPORT_SECONDS = 0.5
+CALL_SECONDS = 1.0
+"""Timeout of a call that waits for the learner; then the actor looks after its run."""
+SILENT_SECONDS = 5.0
+"""Seconds of a wait for the learner before the log names it, as for a server."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
 """Errors after a restart of the server without the writers. The learner recreates the table, for which an actor's
 token may lack the permission."""
 
-
-class Run(Protocol):
-    """The interface of a run to the loop of its actor."""
-
-    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
-        """Called once, before the first step."""
-
-    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits until the memory has taken all rows.
-
-        They may wait for newer parameters (`max_version_lag`): `fetch` gets them, and is `None` without that limit.
-        """
-
-    def report(self, report: ActorReport) -> None:
-        """Takes the actor's report, every `REPORT_SECONDS`."""
+Look = Callable[[ReplayMemory], object]
+"""Looks after the run: called before the first step, with each report and during waits; may raise `LeavesRun`."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +55,51 @@ class ActorAssignment:
 
 
 def play(
-    assignment: ActorAssignment, envs: Environments, run: Run, playing: Callable[[], object] = lambda: None
+    assignment: ActorAssignment,
+    envs: Environments,
+    look: Look = lambda _: None,
+    playing: Callable[[], object] = lambda: None,
 ) -> None:
-    """Plays until `run` raises `LeavesRun`, a signal `Stopped`, or the memory an error; `playing` follows each step."""
-    config, index = assignment.config, assignment.index
+    """Plays until `look` raises `LeavesRun`, a signal `Stopped`, or the memory an error; calls `playing` each step."""
+    config, index, name = assignment.config, assignment.index, assignment.name
     stopwatch = Stopwatch()
     torch.set_num_threads(config.actor_threads)
     network = make_network(config, envs.spec)
     parameters, address, token = published(network, 0), assignment.address, assignment.token
-    settings = memory_settings(config, envs.spec, assignment.name, parameters, address=address, token=token)
+    settings = memory_settings(config, envs.spec, name, parameters, address=address, token=token)
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
         begin = {"first_step": assignment.first_step, "attempt": assignment.attempt}
         actor = Actor(config, index, envs, network, writer, **begin, stopwatch=stopwatch)
 
-        def fetch() -> None:
-            stopwatch.lap(MEMORY)
-            actor.pull(memory)
+        def flush() -> None:
+            """Waits until the memory has taken all rows: for the replay ratio, that is the learner, and the server."""
+            started, said = time.monotonic(), False
+            while True:
+                if config.max_version_lag:
+                    # The rows may wait for newer parameters.
+                    stopwatch.lap(MEMORY)
+                    actor.pull(memory)
+                try:
+                    writer.flush(timeout=CALL_SECONDS)
+                except innet.errors.DeadlineError as error:
+                    if not said and time.monotonic() - started >= SILENT_SECONDS:
+                        reason = str(error).removeprefix("the deadline passed: ")
+                        logger.info("waiting for the learner of run %s: %s", name, reason)
+                        said = True
+                    look(memory)
+                else:
+                    if said:
+                        logger.info("actor %d continues", index)
+                    stopwatch.lap(MEMORY)
+                    return
 
         stopwatch.lap("start")
-        run.begin(actor, memory)
+        look(memory)
+        _await_parameters(actor, memory, name, look)
+        epsilon = actor.final_epsilon
+        explores = f"{len(epsilon)} environments that explore with {epsilon[0]:.3g} to {epsilon[-1]:.3g}"
+        logger.info("actor %d plays for run %s at %s, with %s", index, name, address, explores)
         stopwatch.lap("start")
         reported = time.monotonic()
         vector_steps = 0
@@ -96,10 +113,12 @@ def play(
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for their acknowledgement keeps the actor from playing ahead of the
                     # replay ratio with old parameters, by the writer's pushes in flight.
-                    run.flush(writer, fetch if config.max_version_lag else None)
-                    stopwatch.lap(MEMORY)
+                    flush()
                 if time.monotonic() - reported >= REPORT_SECONDS:
-                    run.report(actor.report())
+                    # Without the server, the report is sent with the next one, and the next flush logs the wait.
+                    with contextlib.suppress(innet.errors.DeadlineError):
+                        memory.write_report(actor.report(), CALL_SECONDS)
+                        look(memory)
                     reported = time.monotonic()
                     stopwatch.lap("report")
         except (Stopped, LeavesRun):
@@ -108,3 +127,14 @@ def play(
                 with contextlib.suppress(innet.ReplayError):
                     writer.close(CLOSE_SECONDS)
             raise
+
+
+def _await_parameters(actor: Actor, memory: ReplayMemory, name: str, look: Look) -> None:
+    """Waits for the learner's parameters."""
+    said = False
+    while not actor.pull(memory):
+        if not said:
+            logger.info("waiting for the learner of run %s: it has published no parameters", name)
+            said = True
+        time.sleep(CALL_SECONDS)
+        look(memory)

@@ -22,28 +22,11 @@ from types import FrameType
 from typing import Any
 
 import innet_drl as innet
-from innet_drl.launch.fork_server import forking, is_forked, start_fork_server
+from innet_drl.launch.fork_server import forking, is_forked
 from innet_drl.signals import END_SIGNALS
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
-
-__all__ = [
-    "LeavesRun",
-    "ProcessFailure",
-    "Stopped",
-    "await_end",
-    "end_with_parent",
-    "environment_variable",
-    "forbid_as_daemon",
-    "forbid_in_children",
-    "forking",
-    "import_failure",
-    "prepare_to_play",
-    "silence_logs",
-    "start",
-    "start_fork_server",
-]
 
 IMPORT_FAILED = 1
 """Exit code of a process that raised before its main function, or was ended by C code of its environment."""

@@ -1,8 +1,8 @@
 """Processes of a run on a Ray cluster: `innet-drl train --launcher ray`.
 
 Ray reserves resources and places processes; each is a child of a Ray actor on its node. Learner and replay server are
-in this process, and their bundles are reserved on its node. Ray transports the messages of pipes: reports of actors,
-parameters and results of evaluations. Steps are sent to the replay server directly.
+in this process, and their bundles are reserved on its node. Ray transports the messages of pipes: failures and
+results of evaluations. Actors send steps and reports to the replay server directly.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _Host:
         # Otherwise the child process would import Ray's main module.
         vars(sys.modules["__main__"]).pop("__file__", None)
         self._lock = threading.Lock()
-        self._runs = threading.Event()
+        self._runs = False
         self._calls = self._batches = 0
         self._last: list[Any] = []
         self._launcher = LocalLauncher()
@@ -263,9 +263,9 @@ class _Host:
         A batch is repeated until a call confirms it by `received`, as a reply may be lost with a connection.
         """
         with self._lock:
-            if not self._runs.is_set():
+            if not self._runs:
                 self._launcher.start(*self._process)
-                self._runs.set()
+                self._runs = True
             self._calls += 1
             call = self._calls
         while True:
@@ -278,12 +278,6 @@ class _Host:
                 if received < self._batches:
                     return self._batches, self._last
             time.sleep(POLL_SECONDS)
-
-    def send(self, name: str, message: Any) -> None:
-        """Sends the process a message."""
-        self._runs.wait()
-        with contextlib.suppress(OSError):
-            self._launcher.send(name, message)
 
     def end(self) -> None:
         """Asks the process to end."""
@@ -317,13 +311,6 @@ class RayLauncher(Launcher):
     def _poll(self, name: str, received: int) -> None:
         self._received[name] = received
         self._polls[self._hosts[name].messages.remote(received)] = name
-
-    def send(self, name: str, message: Any) -> None:
-        """Sends a message to a process, without waiting."""
-        host = self._hosts.get(name)
-        if host is None:
-            raise BrokenPipeError(f"{name} has ended")
-        host.send.remote(name, message)
 
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call; processes of a dead node have ended."""

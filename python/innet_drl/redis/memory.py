@@ -26,6 +26,8 @@ from innet_drl.redis.store import (
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
+from innet_drl.train.metrics import ActorReport
+from innet_drl.train.published_run import RunPublisher, decoded_report, encoded_report
 
 logger = logging.getLogger(ReplayMemory.__module__)
 """The logger of the interface, which the console of a run shows from level INFO on."""
@@ -107,6 +109,14 @@ class RedisMemory(ReplayMemory):
         self._version += 1
         self._store.put_parameters(self._version, tensors)
 
+    def write_report(self, report: ActorReport, timeout: float) -> None:
+        """Sends the learner an actor's report."""
+        self._store.push_report(encoded_report(report))
+
+    def published_run(self, config: Config) -> contextlib.nullcontext[RunPublisher]:
+        """The learner's side of the reports."""
+        return contextlib.nullcontext(_Reports(self._store, self.replay, self._name, config))
+
     @contextlib.contextmanager
     def batches(
         self, device: str, timeout: float, writers_timeout: float | None = None
@@ -130,6 +140,18 @@ class RedisMemory(ReplayMemory):
 
 def _message_format(settings: MemorySettings) -> MessageFormat:
     return message_format(settings, parse_address(settings.address)[1])
+
+
+class _Reports(RunPublisher):
+    """Reports that are in a list of the Redis."""
+
+    def __init__(self, store: RedisStore, replay: innet.Replay, name: str, config: Config) -> None:
+        super().__init__(replay, name, config)
+        self._store = store
+
+    def reports(self) -> list[ActorReport]:
+        """Returns new reports without waiting."""
+        return [report for each in self._store.pull_reports() if (report := decoded_report(each)) is not None]
 
 
 class RedisWriter:

@@ -35,6 +35,8 @@ POLL_SECONDS = 0.01
 """Period at which an empty list, or one above its limit, is checked again."""
 MAX_PULLED = 8
 """Largest number of messages popped at a time."""
+MAX_REPORTS = 4096
+"""Largest number of reports popped at a time."""
 _VERSION = {"version": ("uint64", ())}
 
 
@@ -65,6 +67,7 @@ class RedisStore:
         self.address = address
         self._experience = f"innet:{run}:experience"
         self._parameters = f"innet:{run}:parameters"
+        self._reports = f"innet:{run}:reports"
         arrays = {name: (array.dtype.name, array.shape) for name, array in parameters.items()}
         self._layout = layout_of({**_VERSION, **arrays})
         self._client = connect(server, password)
@@ -76,7 +79,7 @@ class RedisStore:
 
     def clear(self) -> None:
         """Removes the run's keys."""
-        self._call(lambda: self._client.delete(self._experience, self._parameters))
+        self._call(lambda: self._client.delete(self._experience, self._parameters, self._reports))
 
     def push(self, message: bytes | bytearray) -> int:
         """Appends a message, and returns the length of the list."""
@@ -89,11 +92,22 @@ class RedisStore:
 
     def pull(self, most: int = MAX_PULLED) -> list[bytes]:
         """Pops the oldest messages of the list; none if it is empty."""
+        return self._pop(self._experience, most)
+
+    def _pop(self, key: str, most: int) -> list[bytes]:
         pipeline = self._client.pipeline(transaction=True)
-        pipeline.lrange(self._experience, 0, most - 1)
-        pipeline.ltrim(self._experience, most, -1)
+        pipeline.lrange(key, 0, most - 1)
+        pipeline.ltrim(key, most, -1)
         messages: list[bytes] = self._call(pipeline.execute)[0]
         return messages
+
+    def push_report(self, report: bytes) -> None:
+        """Appends an actor's report."""
+        self._call(lambda: self._client.rpush(self._reports, report))
+
+    def pull_reports(self) -> list[bytes]:
+        """Pops the actors' reports, the oldest first."""
+        return self._pop(self._reports, MAX_REPORTS)
 
     def put_parameters(self, version: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replaces the parameters."""

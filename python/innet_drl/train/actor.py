@@ -53,20 +53,13 @@ class Actor:
         ladder = epsilon_ladder(config.all_environments, config.epsilon_base, config.epsilon_exponent)
         self._epsilon = ladder[index * count : (index + 1) * count]
         self._first_step = first_step
-        self._steps = 0
-        self._reported_steps = 0
         self._version = 0
         self._parameter_updates = 0
-        self._games: list[Game] = []
         # The watchdog would end the learner of a serial run, which is in the same process.
         self._limit = None if config.serial else config.environment_timeout
         with watched(self._limit):
             self._observation = environments.reset(int(self.random.integers(2**30)))
-        self._first = np.ones(count, np.bool_)
-        self._final = np.zeros(count, np.bool_)
-        self._scores = np.zeros(count, np.float64)
-        self._lengths = np.zeros(count, np.int64)
-        self._explores = 1.0
+        self._episodes = Episodes(index * count, count)
         numbers = index * count + np.arange(count)
         # Only the half that explores less counts: random actions lower returns below the values.
         self._predicting = Predicting(2 * numbers + 1 >= config.all_environments, config.gamma)
@@ -87,20 +80,22 @@ class Actor:
             self.stopwatch.record(self._config.trace_seconds)
         return self._version > 0
 
+    def _explores(self) -> NDArray[np.float64]:
+        """Probability of a random action in each environment."""
+        # An actor extrapolates the steps of all actors from its own: exact enough for exploration.
+        all_steps = self._first_step + self._episodes.steps * self._config.playing_actors
+        return annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
+
     def step(self) -> None:
         """Takes one action in each environment and writes the completed row."""
-        q = self._q(self._observation)
-        # An actor extrapolates the steps of all actors from its own: exact enough for exploration.
-        all_steps = self._first_step + self._steps * self._config.playing_actors
-        epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
-        self._explores = float(epsilon.mean())
-        action = choose(q, epsilon, self.random)
+        q, episodes = self._q(self._observation), self._episodes
+        action = choose(q, self._explores(), self.random)
         self.stopwatch.lap("inference")
         with watched(self._limit):
             step = self._environments.step(action)
         action = step.taken
         self.stopwatch.lap("environment")
-        last: dict[str, Any] = {"final": self._final}
+        last: dict[str, Any] = {"final": episodes.final}
         if step.final_observation is not None:
             last = self._last_observations(step)
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
@@ -113,7 +108,7 @@ class Actor:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            first=self._first,
+            first=episodes.first,
             q=q,
             # `Run.flush` limits waits for the server or a slow learner.
             timeout=None,
@@ -126,18 +121,17 @@ class Actor:
             reward,
             terminated=terminated,
             truncated=truncated,
-            final=self._final,
+            final=episodes.final,
             final_q=last.get("final_q"),
         )
-        self._count(step)
+        episodes.add(step, resets_at_once=self._environments.resets_at_once)
         self._observation = step.observation
         self.stopwatch.lap("other")
 
     def report(self, *, times: bool = True) -> ActorReport:
         """Returns steps, games and, with `times`, times since the last report."""
-        games, self._games = self._games, []
+        steps, games = self._episodes.take()
         notes, self._environments.notes = self._environments.notes, {}
-        steps, self._reported_steps = self._steps - self._reported_steps, self._steps
         seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
         return ActorReport(
             self._index,
@@ -145,9 +139,8 @@ class Actor:
             games,
             self._parameter_updates,
             seconds,
-            self._explores,
+            {"epsilon": (float(self._explores().mean()), 1), **self._predicting.take()},
             laps,
-            self._predicting.take(),
             notes,
         )
 
@@ -172,20 +165,45 @@ class Actor:
             "final_q": q,
         }
 
-    def _count(self, step: Step) -> None:
+
+class Episodes:
+    """Where the episodes of an actor's environments begin and end, and their games.
+
+    Args:
+        number: Number of the first environment, counted over all actors.
+        count: Environments.
+    """
+
+    def __init__(self, number: int, count: int) -> None:
+        self.first = np.ones(count, np.bool_)
+        """Environments whose next row is the first of a game."""
+        self.final = np.zeros(count, np.bool_)
+        """Environments whose next row has the last observation of a game, and no action."""
+        self.steps = 0
+        self._number = number
+        self._reported_steps = 0
+        self._games: list[Game] = []
+        self._scores = np.zeros(count, np.float64)
+        self._lengths = np.zeros(count, np.int64)
+
+    def add(self, step: Step, *, resets_at_once: bool) -> None:
+        """Counts a step of all environments."""
         ended = step.terminated | step.truncated
         self._scores += step.reward
-        self._lengths += ~self._final
-        self._steps += int(np.count_nonzero(~self._final))
-        for environment in np.flatnonzero(ended):
-            number = self._index * self._environments.count + int(environment)
-            score, info = score_of(self._scores[environment]), step.infos.get(int(environment), {})
-            self._games.append(Game(number, score, int(self._lengths[environment]), info))
-            self._scores[environment] = 0.0
-            self._lengths[environment] = 0
-        if self._environments.resets_at_once:
-            self._first = ended
+        self._lengths += ~self.final
+        self.steps += int(np.count_nonzero(~self.final))
+        for environment in map(int, np.flatnonzero(ended)):
+            score, info = score_of(self._scores[environment]), step.infos.get(environment, {})
+            self._games.append(Game(self._number + environment, score, int(self._lengths[environment]), info))
+            self._scores[environment] = self._lengths[environment] = 0
+        if resets_at_once:
+            self.first = ended
         else:
             # The row after a game's last observation (the final row) is the first of the next game.
-            self._first = self._final
-            self._final = ended
+            self.first, self.final = self.final, ended
+
+    def take(self) -> tuple[int, list[Game]]:
+        """Returns the steps and the finished games since the last call."""
+        games, self._games = self._games, []
+        steps, self._reported_steps = self.steps - self._reported_steps, self.steps
+        return steps, games

@@ -13,6 +13,7 @@ They are called in the thread of `run`, between updates:
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from innet_drl.train.cost import Cost
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Game, Meter, Metrics
+from innet_drl.train.totals import Totals
 
 if TYPE_CHECKING:
     # This module must not import torch: it is imported to check arguments.
@@ -59,8 +61,9 @@ class Result:
 class Training:
     """The run of a callback, `self.training` in its methods: network, counters, and metrics of one's own."""
 
-    def __init__(self, learner: Learner, meter: Meter) -> None:
+    def __init__(self, learner: Learner, totals: Totals, meter: Meter) -> None:
         self._learner = learner
+        self._totals = totals
         self._meter = meter
 
     @property
@@ -81,14 +84,15 @@ class Training:
     @property
     def agent_steps(self) -> int:
         """Steps of all actors, as far as they are reported."""
-        return self._meter.agent_steps
+        return self._totals.agent_steps
 
     def log(self, name: str, value: float) -> None:
-        """Adds a value to the next line of metrics: `own` in metrics.jsonl, the tag `own/<name>` in TensorBoard.
+        """Adds a value to the next line of metrics as `own/<name>`.
 
         Of several values of a name the last one counts; NaN and infinities are left out.
         """
-        self._meter.log(name, value)
+        if math.isfinite(value):
+            self._meter.record(f"own/{name}", float(value))
 
 
 class Callback:
@@ -104,7 +108,7 @@ class Callback:
         """Training begins; the run's folder exists."""
 
     def on_metrics(self, metrics: Metrics) -> None:
-        """A line of metrics was written."""
+        """A line of metrics was written: `metrics["agent_steps"]`, `metrics.get("evaluation_mean")`."""
 
     def on_games(self, games: list[Game]) -> None:
         """Games of actors have ended; each has the environment's `info` of its last step."""

@@ -249,9 +249,6 @@ class Config(metaclass=_ClearErrors):
     network: Annotated[Importable, _named(*NETWORKS)] = "auto"
     """`nature` or `impala` for images, `mlp` for vectors, `dict` for dictionaries, or `module:Class`; `auto` chooses
     by the observation, and `nature` for images of 36 pixels and more."""
-    impala_norm: Literal["none", "layer", "spectral"] = "none"
-    """Normalisation in the residual blocks of `impala`: layer normalisation of activations, or spectral normalisation
-    of weights."""
     channels: Annotated[tuple[Count, Count, Count], _Converted] = (16, 32, 32)
     """Filters of the three convolutions of `nature` (8x8 stride 4, 4x4 stride 2, 3x3 stride 1), or of the three
     sections of `impala`."""
@@ -340,8 +337,6 @@ class Config(metaclass=_ClearErrors):
     gradients: Address = "embedded"
     """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
-    learner_deadline: Seconds = 300.0
-    """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
     learner_threads: Few = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
     targets_ahead: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from innet_drl.train.energy import EnergyCounters
+from innet_drl.train.metrics import Meter
 
 PERIOD_SECONDS = 1.0
 """Shortest time between two scans of the process table for processes of the run."""
@@ -38,6 +39,14 @@ class Cost:
     def joules_per_million_frames(self) -> float | None:
         """Joules of a million frames."""
         return _per_million(self.joules, self.frames)
+
+    def record(self, meter: Meter) -> None:
+        """Records the cost for a line of metrics."""
+        meter.record("processor_s", self.processor_s)
+        meter.record("processor_s_per_million_frames", self.processor_s_per_million_frames)
+        meter.record("joules", self.joules)
+        meter.record("joules_per_million_frames", self.joules_per_million_frames)
+        meter.record("resident_bytes", self.resident_bytes)
 
     def __str__(self) -> str:
         costs = ((self.processor_s, "processor seconds"), (self.joules, "joules"))

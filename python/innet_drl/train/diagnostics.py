@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,26 +29,6 @@ QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Results of a diagnosis; `Metrics` explains the fields."""
-
-    policy_churn: float | None
-    policy_agreement: float
-    dead_units: dict[str, float]
-    feature_spread: float | None
-    adam_epsilon_share: float
-    equal_frames: float | None
-    effective_sample_size: float
-    priority_percentiles: dict[str, float]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all values are finite."""
-        values = (value.values() if isinstance(value, dict) else (value,) for value in vars(self).values())
-        return all(value is None or math.isfinite(value) for some in values for value in some)
-
-
 class Diagnostics:
     """Collects states of the last batches before every `PERIOD`th update, and diagnoses the learner on them.
 
@@ -65,26 +43,24 @@ class Diagnostics:
         """Observations, probabilities and weights of batches for the next diagnosis, and their updates."""
         self._before: tuple[Any, Tensor] | None = None
 
-    def add(self, batch: TorchBatch, update: Update) -> Diagnosis | None:
-        """Adds an update and its batch; returns a diagnosis if one is due."""
+    def add(self, batch: TorchBatch, update: Update) -> dict[str, float]:
+        """Adds an update and its batch; returns the metrics of a diagnosis if one is due."""
         until = -self._learner.updates % PERIOD
         if until >= self._batches:
-            return None
+            return {}
         # Cloned, because the batch's memory is reused.
         observation = each(torch.clone, batch.observation)
         self._seen.append((observation, batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
-            return None
+            return {}
         try:
             # Evaluation mode: dropout is off, and statistics of normalisers stay unchanged.
             self._learner.network.eval()
-            found = self._diagnose()
+            return self._diagnose()
         finally:
             self._learner.network.train()
-        # Divergence has its own error.
-        return found if found.is_finite else None
 
-    def _diagnose(self) -> Diagnosis:
+    def _diagnose(self) -> dict[str, float]:
         learner = self._learner
         observations, probability, batches, updates = zip(*self._seen, strict=True)
         self._seen.clear()
@@ -98,23 +74,22 @@ class Diagnostics:
         acting, acting_network = (
             (average, learner.average) if learner.config.publish == "average" else (newest, learner.network)
         )
-        churn = None
+        found = {
+            "policy_agreement": _share(newest == average),
+            "adam_epsilon_share": adam_epsilon_share(learner.optimizer),
+            "effective_sample_size": float(np.mean([float(w.sum() ** 2 / (len(w) * (w**2).sum())) for w in weights])),
+        }
         if self._before is not None:
             earlier_states, earlier = self._before
-            churn = _share(learner.q(acting_network, earlier_states).argmax(1) != earlier)
+            found["policy_churn"] = _share(learner.q(acting_network, earlier_states).argmax(1) != earlier)
         self._before = states, acting
-        return Diagnosis(
-            policy_churn=churn,
-            policy_agreement=_share(newest == average),
-            dead_units=watch.dead_units,
-            feature_spread=min(watch.spreads, default=None),
-            adam_epsilon_share=adam_epsilon_share(learner.optimizer),
-            equal_frames=_equal_frames(states, probabilities) if learner.spec.stack > 1 else None,
-            effective_sample_size=float(np.mean([float(w.sum() ** 2 / (len(w) * (w**2).sum())) for w in weights])),
-            priority_percentiles=dict(
-                zip(map(str, QUANTILES), np.percentile(priorities, QUANTILES).tolist(), strict=True)
-            ),
-        )
+        if watch.spreads:
+            found["feature_spread"] = min(watch.spreads)
+        if learner.spec.stack > 1:
+            found["equal_frames"] = _equal_frames(states, probabilities)
+        found |= {f"dead_units/{relu}": share for relu, share in watch.dead_units.items()}
+        percentiles = zip(QUANTILES, np.percentile(priorities, QUANTILES).tolist(), strict=True)
+        return found | {f"priority_percentiles/{percent}": value for percent, value in percentiles}
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

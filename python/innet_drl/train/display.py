@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import METRICS, Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +15,8 @@ PLAIN_SECONDS = 10.0
 """Seconds between plain lines."""
 PROGRESS_SECONDS = 2.0
 """Seconds of an activity before its first plain line."""
+DIGITS = {"": 4, "return": 3, "ratio": 2, "updates/s": 1}
+"""Digits after the point, by unit; others have none."""
 
 Progress = Callable[[str, str], None]
 """Shows the progress of a long activity: called often with its name and the completed part."""
@@ -71,13 +73,29 @@ class Display:
 
 def plain_line(metrics: Metrics, note: str = "") -> str:
     """The most important numbers in one line, for logs."""
-    left = "" if metrics.seconds_left is None else f" ({clock(metrics.seconds_left)} left)"
+
+    def text(name: str) -> str:
+        return shown(name, metrics.get(name))
+
+    left = f" ({text('seconds_left')} left)" if "seconds_left" in metrics else ""
     return (
-        f"{clock(metrics.time_s)}{left}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
-        f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
-        f"score {score(metrics.return_mean)} (best {score(metrics.return_best)})  "
-        f"loss {number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
+        f"{text('time_s')}{left}  {text('agent_steps')} steps ({text('agent_steps_per_s')}/s)  "
+        f"{text('learner_updates')} updates ({text('learner_updates_per_s')}/s)  "
+        f"score {text('return_mean')} (best {text('return_best')})  "
+        f"loss {text('td_loss')}  replay {text('replay_steps')}" + (f"  {note}" if note else "")
     )
+
+
+def shown(name: str, value: float | None) -> str:
+    """Formats the value of a metric, which may not exist yet, by its unit."""
+    unit = METRICS[name].unit
+    if unit == "score":
+        return score(value)
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return f"{value / 2**20:,.0f} MiB"
+    return clock(value) if unit == "seconds" else number(value, DIGITS.get(unit, 0))
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> str:

@@ -75,7 +75,7 @@ class EvaluationSchedule:
         self._session = session
         self._config = session.config
         self._learner = learner
-        self._meter = session.meter
+        self._totals = session.totals
         self._due = False
         self._evaluating: EvaluatedAgent | None = None
         self._last: tuple[int, Evaluation] | None = None
@@ -112,7 +112,7 @@ class EvaluationSchedule:
         evaluation = self._play(self._config)
         if evaluation is not None:
             self._record(evaluation, self.agent())
-        self._meter.leave_out(time.perf_counter() - started)
+        self._session.meter.leave_out(time.perf_counter() - started)
         return evaluation
 
     def evaluate_sticky(self) -> Evaluation | None:
@@ -139,12 +139,12 @@ class EvaluationSchedule:
         """Returns a copy of the newest agent, the average of the learner's weights."""
         state = self._learner.average.state_dict()
         tensors = {name: value.detach().cpu().clone() for name, value in state.items()}
-        return EvaluatedAgent(tensors, self._meter.agent_steps, self._learner.updates)
+        return EvaluatedAgent(tensors, self._totals.agent_steps, self._learner.updates)
 
     def _record(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
         target = self._config.target_return
         self._last = (agent.learner_updates, evaluation)
-        self._meter.add_evaluation(evaluation.mean)
+        self._totals.add_evaluation(evaluation.mean)
         logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
         try:
             with self._session.folder.continuing():

@@ -82,7 +82,6 @@ class Learner:
         if self.device.type == "cpu" and spec.is_image:
             keep_freed_memory()
         self.loss = losses.make_loss(config)
-        self._image_shape = (-1, *spec.arrays[0].stacked(spec.stack))
         self.network = make_network(config, spec).to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
@@ -266,7 +265,8 @@ class Learner:
         if self.spec.is_image:
             # Converted first, as transposing floats is faster than transposing bytes.
             images = observation.to(self.numerics.dtype)
-            return images.reshape(self._image_shape).contiguous(memory_format=self.numerics.layout)
+            shape = self.spec.arrays[0].stacked(self.spec.stack)
+            return images.reshape(-1, *shape).contiguous(memory_format=self.numerics.layout)
         # Torsos convert the parts of a dictionary.
         return observation if self.spec.parts else observation.float()
 

@@ -32,6 +32,8 @@ from innet_drl.extras import naming_extras
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.metrics import ActorReport
+from innet_drl.train.published_run import ReportWriter, RunPublisher, reports_table
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
@@ -170,6 +172,7 @@ class ReplayMemory(abc.ABC):
             share = settings.preload_share
             self._sampled = innet.Mix({self._name: 1 - share, settings.demonstrations: share})
         self._view = view or settings.view
+        self._report_writer: ReportWriter | None = None
         self.incarnation: str | None = None
         """Id of the server's memory at the last `stats`, which changes with a restart of the server."""
         self.restored_steps = 0
@@ -210,6 +213,20 @@ class ReplayMemory(abc.ABC):
     @abc.abstractmethod
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
+
+    def write_report(self, report: ActorReport, timeout: float) -> None:
+        """Sends the learner an actor's report. A memory whose actors have no replay has another way.
+
+        Raises:
+            DeadlineError: The server is away: the report is sent with the next one.
+        """
+        if self._report_writer is None:
+            self._report_writer = ReportWriter(self.replay, self._name, report.actor)
+        self._report_writer.write(report, timeout)
+
+    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+        """The learner's side of the reports, and of the settings for actors that join."""
+        return contextlib.nullcontext(RunPublisher(self.replay, self._name, config))
 
     @property
     def replay(self) -> innet.Replay:
@@ -287,6 +304,10 @@ class ServerMemory(ReplayMemory):
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
             yield cls(replay, settings, address)
 
+    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+        """Connects for the reports separately, as the calls of the memory may block for long."""
+        return RunPublisher.connect(self._name, config, self._settings.token)
+
     @classmethod
     @contextlib.contextmanager
     def join(cls, settings: MemorySettings) -> Iterator[Self]:
@@ -320,30 +341,28 @@ class EmbeddedMemory(ServerMemory):
     """The memory in the first learner's process, with the run's other processes as clients."""
 
     in_learner = True
+    published_run = ReplayMemory.published_run
 
     @classmethod
     @contextlib.contextmanager
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
         """Makes the memory and serves it to the run's other processes: on a Unix socket, or at another address."""
-        if settings.address != "embedded":
+        with (
+            # Not in the run's folder, as paths of Unix sockets are limited to 107 bytes.
+            tempfile.TemporaryDirectory(prefix="innet-") as directory,
+            make_replay(settings, settings.table, reports_table(settings.table.name)) as replay,
+        ):
+            here = settings.address == "embedded"
+            address = f"unix://{directory}/replay" if here else settings.address
             # Processes authenticate with the token; the launcher's network is trusted with unencrypted data.
-            with (
-                make_replay(settings) as replay,
-                replay.serve(settings.address, token=settings.token, trusted_network=True) as server,
-            ):
+            with replay.serve(address, token=settings.token or None, trusted_network=not here) as server:
                 yield cls(replay, settings, server.addresses[0])
-            return
-        # Not in the run's folder, as paths of Unix sockets are limited to 107 bytes.
-        with tempfile.TemporaryDirectory(prefix="innet-") as directory:
-            address = f"unix://{directory}/replay"
-            with make_replay(settings) as replay, replay.serve(address):
-                yield cls(replay, settings, address)
 
     @classmethod
     @contextlib.contextmanager
     def unserved(cls, settings: MemorySettings) -> Iterator[Self]:
         """Makes the memory of a run in one process."""
-        with make_replay(settings) as replay:
+        with make_replay(settings, settings.table) as replay:
             yield cls(replay, settings, settings.address)
 
 
@@ -448,10 +467,10 @@ def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
     return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation="frame")
 
 
-def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Memory:
-    """Makes a memory in this process, with the run's table or another one."""
+def make_replay(settings: MemorySettings, *tables: innet.Table) -> innet.Memory:
+    """Makes a memory in this process."""
     try:
-        return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
+        return innet.Memory(tables, max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(
             f"not enough memory for the table ({error}): lower capacity, or raise max_bytes"

@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
-from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.custom_scalar import metadata as custom_scalar
-from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-from innet_drl.train.metrics import Metrics
-
-TAGS: dict[str, str] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(Metrics, include_extras=True).items()
-    if get_origin(hint) is Annotated
-}
-"""Metric to its tag, or the prefix of its tags."""
-PANELS: dict[str, tuple[str, ...]] = {
-    "score of each actor": ("actor_return/.*",),
-    "Q-loss": ("losses/td_loss",),
-    "steps in the replay memory": ("replay/steps",),
-    "score: mean, best game, evaluation": ("charts/.*_return",),
-    "steps/s of each actor": ("actor_SPS/.*",),
-    "values: predicted, and the return that followed": ("values/.*",),
-    "priorities: concentration": ("priorities/concentration",),
-    "priorities: percentiles": ("priority_percentiles/.*",),
-    "policy: churn, agreement of newest and average": ("diagnostics/policy_.*",),
-    "dead units by layer": ("dead_units/.*",),
-    "replay ratio: target and reached": ("replay/samples_per_insert_.*",),
-    "waits: learner for samples, actors for the learner": ("learner_time/wait for a batch", "actor_waits/.*"),
-    "seconds left": ("counts/seconds_left",),
-}
-"""Title to the tags, as regular expressions, of the charts of TensorBoard's tab CUSTOM SCALARS."""
-
-
-def scalars(metrics: Metrics) -> dict[str, float]:
-    """Returns the values of a line of metrics that exist, by tag."""
-    found: dict[str, float] = {}
-    for name, tag in TAGS.items():
-        value = getattr(metrics, name)
-        if isinstance(value, dict):
-            found.update((f"{tag}/{key}", each) for key, each in value.items())
-        elif value is not None:
-            found[tag] = value
-    return found
+from innet_drl.train.metrics import METRICS, Metrics, parts, tags
+from innet_drl.train.panels import PANELS
 
 
 class MetricsFiles:
@@ -87,6 +48,8 @@ class MetricsFiles:
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         self._events = events.open("wb", buffering=0)
         self._last_event: Metrics | None = None
+        self._described: set[str] = set()
+        """Tags whose description TensorBoard has."""
         start = SessionLog(status=SessionLog.START)
         _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
         _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
@@ -100,9 +63,10 @@ class MetricsFiles:
             OSError: The disk is full, or the folder is gone. The same line may be written again later.
         """
         if metrics is not self._last_event:
-            _append(self._events, _record(_event(metrics)))
+            _append(self._events, _record(_event(metrics, self._described)))
             self._last_event = metrics
-        _append(self._lines, (json.dumps(dataclasses.asdict(metrics)) + "\n").encode())
+            self._described |= tags(metrics).keys()
+        _append(self._lines, (json.dumps(metrics) + "\n").encode())
 
     def close(self) -> None:
         """Closes both files."""
@@ -112,11 +76,17 @@ class MetricsFiles:
             self._lines.close()
 
 
-def _event(metrics: Metrics) -> Event:
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics).items()]
-    if metrics.priority_percentiles:
-        values.append(Summary.Value(tag="priorities/new", histo=_histogram(metrics.priority_percentiles)))
-    return Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=values))
+def _event(metrics: Metrics, described: Collection[str]) -> Event:
+    event = Event(wall_time=time.time(), step=int(metrics["agent_steps"]))
+    for name, (tag, value) in zip(metrics, tags(metrics).items(), strict=True):
+        added = event.summary.value.add(tag=tag, simple_value=value)
+        if tag not in described:
+            metric = METRICS[name.partition("/")[0]]
+            added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
+    percentiles = parts(metrics, "priority_percentiles")
+    if percentiles:
+        event.summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
+    return event
 
 
 def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
@@ -127,40 +97,21 @@ def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
 
 
 def _hyperparameters(settings: Mapping[str, Any]) -> Event:
-    """The event of TensorBoard's plugin `hparams`, which adds the last value of each scalar of the run.
-
-    The plugin's own functions need TensorFlow.
-    """
-    started = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
-    for name, value in settings.items():
-        if isinstance(value, bool):
-            started.hparams[name].bool_value = value
-        elif isinstance(value, int | float):
-            started.hparams[name].number_value = value
-        elif value is not None:
-            started.hparams[name].string_value = str(value)
-    data = plugin_data_pb2.HParamsPluginData(session_start_info=started)
-    value = Summary.Value(
-        tag=metadata.SESSION_START_INFO_TAG,
-        metadata=metadata.create_summary_metadata(data),
-        tensor=metadata.NULL_TENSOR,
-    )
-    return Event(wall_time=time.time(), summary=Summary(value=[value]))
+    """The event of TensorBoard's plugin `hparams`, which adds the last value of each scalar of the run."""
+    known = {
+        name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        for name, value in settings.items()
+        if value is not None
+    }
+    _, started, _ = hparams(known, {})  # type: ignore[no-untyped-call]
+    return Event(wall_time=time.time(), summary=started)
 
 
 def _panels() -> Event:
-    """The event of TensorBoard's plugin `custom_scalars`; the plugin's own function needs TensorFlow."""
-    charts = [
-        layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
-        for title, tags in PANELS.items()
-    ]
-    layout = layout_pb2.Layout(category=[layout_pb2.Category(title="innet-drl", chart=charts)])
-    value = Summary.Value(
-        tag=custom_scalar.CONFIG_SUMMARY_TAG,
-        metadata=custom_scalar.create_summary_metadata(),
-        tensor=TensorProto(dtype=DT_STRING, string_val=[layout.SerializeToString()]),
-    )
-    return Event(wall_time=time.time(), summary=Summary(value=[value]))
+    """The event of TensorBoard's plugin `custom_scalars`."""
+    charts = {title: ["Multiline", panel.tags] for title, panel in PANELS.items()}
+    layout = custom_scalars({"innet-drl": charts})  # type: ignore[no-untyped-call]
+    return Event(wall_time=time.time(), summary=layout)
 
 
 def _record(event: Event) -> bytes:

@@ -7,7 +7,6 @@ The package logs through `logging`, and the embedding program configures handler
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import sys
 import time
@@ -23,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from innet_drl.train.background_stream import never_blocking
-from innet_drl.train.display import Display, clock, number, score
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.display import Display, shown
+from innet_drl.train.metrics import Metrics, parts
+from innet_drl.train.stopwatch import WAITING
 
 SMALLEST_PAGE = (80, 22)
 """Smallest terminal, in columns and rows, for the page with log lines above it; smaller ones get plain lines."""
@@ -55,16 +55,16 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     A pipe that nobody reads holds nobody up.
     """
     to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
-    shown = console or rich.get_console()
+    console = console or rich.get_console()
     logger.remove()
-    logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
+    logger.add(lambda message: _print(console, message), format=LOG_FORMAT, level="INFO", colorize=False)
     package.addHandler(to_loguru)
     # A module of an environment may add a handler to the root logger, which would repeat each line.
     package.propagate = False
     for name in TRAINING_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        with never_blocking(shown):
+        with never_blocking(console):
             yield
     finally:
         package.propagate = True
@@ -126,7 +126,7 @@ class Page(Display):
         if self._shown is None:
             self.say(note)
         else:
-            metrics = self._shown if time_s is None else dataclasses.replace(self._shown, time_s=time_s)
+            metrics = self._shown if time_s is None else {**self._shown, "time_s": time_s}
             self._live.update(self._render(metrics, note), refresh=True)
 
     def progress(self, activity: str, done: str) -> None:
@@ -138,44 +138,44 @@ class Page(Display):
             self.show_note(f"{activity}: {done}")
 
     def _render(self, metrics: Metrics, note: str) -> Panel:
-        left = "" if metrics.seconds_left is None else f", {clock(metrics.seconds_left)} left"
-        ratio = f"{number(metrics.samples_per_insert_now, 2)} of {metrics.samples_per_insert_target:g}"
-        evaluation = score(metrics.evaluation_mean)
-        if metrics.evaluation_best is not None:
-            evaluation += f", best {score(metrics.evaluation_best)}"
+        def text(name: str) -> str:
+            return shown(name, metrics.get(name))
+
+        left = f", {text('seconds_left')} left" if "seconds_left" in metrics else ""
+        best = f", best {text('evaluation_best')}" if "evaluation_best" in metrics else ""
         numbers = Table.grid(padding=(0, 2))
         for _ in range(3):
             numbers.add_column()
         cells = [
-            ("time", clock(metrics.time_s) + left),
-            ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
-            ("frames", f"{metrics.env_frames:,}"),
-            ("games", f"{metrics.games:,}"),
-            ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
-            ("updates", f"{metrics.learner_updates:,}"),
-            ("score", f"{score(metrics.return_mean)}, best {score(metrics.return_best)}"),
-            ("loss", number(metrics.td_loss, 4)),
-            ("Q", number(metrics.q_mean, 3)),
-            ("evaluation", evaluation),
-            ("replay ratio", ratio),
-            ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
-            ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
-            ("sample age", number(metrics.sample_age, 0)),
-            ("stale", f"{metrics.stale_updates:,}"),
+            ("time", text("time_s") + left),
+            ("steps/s", text("agent_steps_per_s")),
+            ("frames", text("env_frames")),
+            ("games", text("games")),
+            ("updates/s", text("learner_updates_per_s")),
+            ("updates", text("learner_updates")),
+            ("score", f"{text('return_mean')}, best {text('return_best')}"),
+            ("loss", text("td_loss")),
+            ("Q", text("q_mean")),
+            ("evaluation", text("evaluation_mean") + best),
+            ("replay ratio", f"{text('samples_per_insert_now')} of {metrics['samples_per_insert_target']:g}"),
+            ("lag", f"{text('parameter_lag')} updates"),
+            ("replay", f"{text('replay_steps')} steps, {text('replay_bytes')}"),
+            ("sample age", text("sample_age")),
+            ("stale", text("stale_updates")),
         ]
         for row in range(0, len(cells), 3):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 3]))
         waits = {
-            "learner for samples": metrics.learner_time.get("wait for a batch", 0.0),
-            "actors for the learner": _mean(metrics.actor_waits.values()),
+            "learner for samples": metrics.get(f"learner_time/{WAITING}", 0.0),
+            "actors for the learner": _mean(parts(metrics, "actor_waits").values()),
         }
         return Panel(
             Group(
                 numbers,
                 self._actors(metrics),
                 Text.assemble(("who waits        ", "dim"), _shares(waits)),
-                Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
-                Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
+                Text.assemble(("learner's time   ", "dim"), _shares(parts(metrics, "learner_time"))),
+                Text.assemble(("actors' time     ", "dim"), _shares(parts(metrics, "actor_time"))),
                 Text(note, style="italic"),
             ),
             title=self.title,
@@ -184,17 +184,18 @@ class Page(Display):
     def _actors(self, metrics: Metrics) -> Table:
         """Returns a column for each actor, as many as fit."""
         fits = (self._console.width - 4 - NAMES_WIDTH) // ACTOR_WIDTH
-        actors = sorted(metrics.actor_steps_per_s | metrics.actor_scores, key=int)
-        shown = actors if len(actors) <= fits else actors[: fits - 1]
+        scores, rates, waits = (parts(metrics, name) for name in ("actor_scores", "actor_steps_per_s", "actor_waits"))
+        actors = sorted(rates | scores, key=int)
+        most = actors if len(actors) <= fits else actors[: fits - 1]
         table = Table.grid()
         table.add_column(width=NAMES_WIDTH, style="dim")
         for _ in range(fits):
             table.add_column(width=ACTOR_WIDTH, justify="right", no_wrap=True)
-        more = [] if len(shown) == len(actors) else [f"+{len(actors) - len(shown)}"]
-        table.add_row("actor", *shown, *more, style="dim")
-        table.add_row("score", *(score(metrics.actor_scores.get(actor)) for actor in shown))
-        table.add_row("steps/s", *(number(metrics.actor_steps_per_s.get(actor), 0) for actor in shown))
-        table.add_row("waits", *(_share(metrics.actor_waits.get(actor)) for actor in shown))
+        more = [] if len(most) == len(actors) else [f"+{len(actors) - len(most)}"]
+        table.add_row("actor", *most, *more, style="dim")
+        table.add_row("score", *(shown("actor_scores", scores.get(actor)) for actor in most))
+        table.add_row("steps/s", *(shown("actor_steps_per_s", rates.get(actor)) for actor in most))
+        table.add_row("waits", *(_share(waits.get(actor)) for actor in most))
         return table
 
 
@@ -209,9 +210,9 @@ def _print(console: Console, message: Any) -> None:
 
 def _shares(shares: dict[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    shown, rest = ordered[:MOST_SHARES], sum(value for _, value in ordered[MOST_SHARES:])
-    parts = [*shown, ("rest", rest)] if rest else shown
-    return "  ".join(f"{name} {_share(value)}" for name, value in parts) or "-"
+    largest, rest = ordered[:MOST_SHARES], sum(value for _, value in ordered[MOST_SHARES:])
+    named = [*largest, ("rest", rest)] if rest else largest
+    return "  ".join(f"{name} {_share(value)}" for name, value in named) or "-"
 
 
 def _share(value: float | None) -> str:

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Sums over the steps of ended episodes, as the learner sees them."""
-
-    steps: int = 0
-    q: float = 0.0
-    """Q-values of the actions taken."""
-    discounted: float = 0.0
-    """Discounted returns from these steps on."""
-
-    def __add__(self, other: Predictions) -> Predictions:
-        return Predictions(self.steps + other.steps, self.q + other.q, self.discounted + other.discounted)
-
-
-NONE = Predictions()
-"""Sums of zero steps."""
 
 
 class Predicting:
@@ -45,7 +26,8 @@ class Predicting:
         self._weight, self._q, self._discounted = np.zeros((3, len(counted)))
         self._steps = np.zeros(len(counted), np.int64)
         self._truncated = np.zeros(len(counted), np.bool_)
-        self._ended = NONE
+        self._ended = np.zeros(3)
+        """Steps of ended episodes, and the sums of their Q-values and returns."""
 
     def add(
         self,
@@ -81,10 +63,12 @@ class Predicting:
         else:
             self._end(truncated, final_q)
 
-    def take(self) -> Predictions:
-        """Returns the sums of the episodes that have ended since the last call."""
-        ended, self._ended = self._ended, NONE
-        return ended
+    def take(self) -> dict[str, tuple[float, int]]:
+        """Returns mean and count of both metrics, over the steps of episodes that have ended since the last call."""
+        (steps, q, discounted), self._ended = self._ended.tolist(), np.zeros(3)
+        if not steps:
+            return {}
+        return {"q_predicted": (q / steps, int(steps)), "return_discounted": (discounted / steps, int(steps))}
 
     def _end(self, ended: NDArray[np.bool_], bootstrap: NDArray[np.float32] | None = None) -> None:
         if not ended.any():
@@ -92,8 +76,6 @@ class Predicting:
         if bootstrap is not None:
             self._discounted += np.where(ended, self._gamma * self._weight * bootstrap.max(1), 0.0)
         counted = ended & self._counted
-        self._ended += Predictions(
-            int(self._steps[counted].sum()), float(self._q[counted].sum()), float(self._discounted[counted].sum())
-        )
+        self._ended += [of[counted].sum() for of in (self._steps, self._q, self._discounted)]
         for array in (self._weight, self._q, self._discounted, self._steps, self._truncated):
             array[ended] = 0

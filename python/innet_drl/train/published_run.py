@@ -1,13 +1,12 @@
-"""A run published at its server for processes that join: its settings, and the reports of its actors.
+"""A run in its memory: the settings for processes that join, and the reports of its actors.
 
-The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push reports to the table
-`<run>/reports`, from which the learner samples each once. A run's name has no slash, but a connection without a
-namespace sees it with the prefix `<namespace>/`.
+Actors push reports to the table `<run>/reports`, from which the learner samples each once. The learner of actors that
+join publishes the settings as parameters named `<run>/run`, one JSON document. A run's name has no slash, but a
+connection without a namespace sees it with the prefix `<namespace>/`.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import json
@@ -21,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.train import prediction
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.metrics import ActorReport, Game
@@ -32,16 +30,9 @@ logger = logging.getLogger(__name__)
 DOCUMENT = "/run"
 REPORTS = "/reports"
 REPORT_BYTES = 2048
-REPORT_GAMES = 40
-GAMES_BYTES = 1200
-"""Largest number of games in a row, and of their bytes, bounded by `REPORT_BYTES`."""
-REPORT_LAPS = 240
-"""Largest number of laps in a row."""
-LAP = np.dtype([("name", "u1"), ("duration", "<u4")])
-"""A lap in a row: index of its activity's name, and nanoseconds."""
-LONGEST_LAP = 2**32 - 1
+"""Bytes of a row; a report has as many rows as it needs."""
 QUEUED_REPORTS = 4096
-"""Reports that the server keeps for an absent learner; the replay ratio keeps their number small."""
+"""Rows that the server keeps for an absent learner; the replay ratio keeps their number small."""
 QUEUE_BYTES = 8 << 20
 CALL_SECONDS = 1.0
 """Timeout of the learner's calls here; its calls of the memory report an absent server."""
@@ -98,7 +89,7 @@ def reports_table(run: str) -> innet.Table:
     """The table of the reports of a run's actors."""
     return innet.Table(
         run + REPORTS,
-        {"report": ("uint8", (REPORT_BYTES,))},
+        {"report": ("uint8", (REPORT_BYTES,)), "actor": ("int32", ())},
         QUEUED_REPORTS,
         capacity_bytes=QUEUE_BYTES,
         # Several servers have no common order of items; `reports` restores the order.
@@ -125,7 +116,9 @@ class RunPublisher:
     def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
         self._replay = replay
         self._name = name
-        self._settings = config.as_dict()
+        self._config = config
+        self._begun: dict[int, bytes] = {}
+        """Rows of an incomplete report, by actor."""
 
     @classmethod
     @contextlib.contextmanager
@@ -143,7 +136,7 @@ class RunPublisher:
 
     def publish(self, agent_steps: int, *, ended: bool = False) -> bool:
         """Publishes the run at this step; returns `False` if the server does not answer."""
-        run = PublishedRun(innet.__version__, self._settings, agent_steps, ended)
+        run = PublishedRun(innet.__version__, self._config.as_dict(), agent_steps, ended)
         try:
             self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
         except CONNECTION_LOST:
@@ -156,9 +149,17 @@ class RunPublisher:
             rows = self._replay.sample(self._name + REPORTS, QUEUED_REPORTS, ROW, allow_short=True, timeout=0)
         except (*CONNECTION_LOST, innet.errors.EmptyError):
             return []
+        reports = []
         # Ages are comparable within a server, and a writer stays with one server.
-        in_order = rows.report[np.argsort(rows.ages)[::-1]]
-        return [report for row in in_order if (report := _decoded(row.tobytes())) is not None]
+        for row in np.argsort(rows.ages)[::-1]:
+            actor = int(rows.actor[row, 0])
+            earlier = self._begun.pop(actor, b"")
+            whole = rows.report[row].tobytes() if rows.first[row, 0] else earlier + rows.report[row].tobytes()
+            if not rows.terminated[row, 0]:
+                self._begun[actor] = whole
+            elif (report := decoded_report(whole)) is not None:
+                reports.append(report)
+        return reports
 
 
 class ReportWriter:
@@ -168,77 +169,41 @@ class ReportWriter:
         self._writer = replay.writer(
             run + REPORTS, 1, ROW, name=f"reports of actor {actor}", server=actor, chunk_steps=1
         )
-        self._unsent: deque[bytes] = deque()
+        self._actor = np.array([actor], np.int32)
+        self._unsent: deque[dict[str, Any]] = deque()
 
     def write(self, report: ActorReport, timeout: float | None) -> None:
-        """Pushes a report, after earlier reports that could not be pushed.
+        """Pushes a report, after rows of earlier reports that could not be pushed.
 
         Raises:
             DeadlineError: The server is away: the report is pushed with the next one.
         """
-        self._unsent.extend(_encoded(part) for part in _parts(report))
+        # Spaces, which JSON ignores, fill the last row.
+        encoded = np.frombuffer(encoded_report(report), np.uint8)
+        rows = np.full((-(-len(encoded) // REPORT_BYTES), REPORT_BYTES), ord(" "), np.uint8)
+        rows.reshape(-1)[: len(encoded)] = encoded
+        for number, row in enumerate(rows, 1):
+            self._unsent.append({"report": row[None], "first": [number == 1], "terminated": [number == len(rows)]})
         while self._unsent:
-            row = np.frombuffer(self._unsent[0], np.uint8)[None]
-            self._writer.append(report=row, terminated=[True], truncated=[False], first=[True], timeout=timeout)
+            self._writer.append(**self._unsent[0], actor=self._actor, truncated=[False], timeout=timeout)
             self._unsent.popleft()
         self._writer.flush(timeout)
 
 
-def _parts(report: ActorReport) -> Iterator[ActorReport]:
-    """Splits a report into parts that fit a row; the first one has steps and seconds."""
-    laps = report.laps
-    first, *others = _groups(report.games)
-    yield dataclasses.replace(report, games=first, laps=None, notes={})
-    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE, notes={})
-    for about, note in report.notes.items():
-        yield dataclasses.replace(rest, notes={about: note})
-    for games in others:
-        yield dataclasses.replace(rest, games=games)
-    if laps is not None:
-        yield from (dataclasses.replace(rest, laps=part) for part in laps.parts(REPORT_LAPS, LONGEST_LAP))
+def encoded_report(report: ActorReport) -> bytes:
+    """Returns a report as JSON."""
+    return json.dumps(dataclasses.asdict(report), separators=(",", ":")).encode()
 
 
-def _groups(games: list[Game]) -> list[list[Game]]:
-    """The games in groups that fit a row; the first one may be empty."""
-    groups: list[list[Game]] = [[]]
-    size = 0
-    for game in games:
-        size += len(json.dumps(list(vars(game).values())))
-        if groups[-1] and (len(groups[-1]) == REPORT_GAMES or size > GAMES_BYTES):
-            groups.append([])
-            size = len(json.dumps(list(vars(game).values())))
-        groups[-1].append(game)
-    return groups
-
-
-def _encoded(report: ActorReport) -> bytes:
-    values = dataclasses.asdict(report)
-    values["games"] = [list(game.values()) for game in values["games"]]
-    values["seconds"] = {name: round(seconds, 6) for name, seconds in report.seconds.items()}
-    if report.laps is not None:
-        names = list(dict.fromkeys(name for name, _ in report.laps.laps))
-        laps = np.array([(names.index(name), duration) for name, duration in report.laps.laps], LAP)
-        values["laps"] |= {"names": names, "laps": base64.b85encode(laps.tobytes()).decode()}
-    encoded = json.dumps(values, separators=(",", ":")).encode()
-    assert len(encoded) <= REPORT_BYTES, "a report of too many bytes"
-    return encoded.ljust(REPORT_BYTES)
-
-
-def _decoded(row: bytes) -> ActorReport | None:
+def decoded_report(report: bytes) -> ActorReport | None:
+    """Reads what `encoded_report` returned; `None`, with a warning, if it is something else."""
     try:
-        values = json.loads(row)
-        games = [
-            Game(int(environment), float(score), int(steps), dict(info))
-            for environment, score, steps, info in values.pop("games")
-        ]
-        laps = values.pop("laps")
-        if laps is not None:
-            names = laps.pop("names")
-            found = np.frombuffer(base64.b85decode(laps["laps"]), LAP).tolist()
-            laps["laps"] = [(str(names[index]), duration) for index, duration in found]
-            values["laps"] = Laps(**laps)
-        values["predictions"] = prediction.Predictions(**values["predictions"])
-        return ActorReport(games=games, **values)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        values = json.loads(report)
+        values["games"] = [Game(**game) for game in values["games"]]
+        values["means"] = {name: (mean, count) for name, (mean, count) in values["means"].items()}
+        if values["laps"] is not None:
+            values["laps"] = Laps(**values["laps"] | {"laps": [(name, ns) for name, ns in values["laps"]["laps"]]})
+        return ActorReport(**values)
+    except (ValueError, TypeError, KeyError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)
         return None

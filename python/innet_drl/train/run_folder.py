@@ -2,7 +2,7 @@
 
 runs/<name>/
     config.yaml             the settings, all of them
-    metrics.jsonl           one `innet_drl.train.metrics.Metrics` per line
+    metrics.jsonl           a line of metrics (`innet_drl.train.metrics`) each few seconds
     events.out.tfevents.*   the same metrics for TensorBoard
     sessions.jsonl          begin and end of each session: time, agent steps, machine, versions, how it ended
     times.json              seconds of each process by activity (`innet_drl.train.times`)

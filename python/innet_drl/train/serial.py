@@ -34,7 +34,7 @@ def train(trainer: Trainer) -> None:
         if restored := trainer.restore_memory(memory):
             table = memory.stats()
             inserted, drawn = table["inserted_items"], table["sampled_items"]
-            if config.changed(trainer.folder.config(), RATIO_SETTINGS):
+            if config.changed(trainer.session.folder.config(), RATIO_SETTINGS):
                 # As the rate limiter of a table with new settings: neither side is further ahead than the slack.
                 even = config.samples_per_insert * (inserted - config.min_size)
                 drawn = max(min(drawn, even + config.slack), even - config.slack, 0)
@@ -43,7 +43,7 @@ def train(trainer: Trainer) -> None:
             # Demonstrations without a table of their own.
             inserted = memory.stats()["inserted_items"]
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=0.0))
-        writer, network, steps = memory.writer(actor=0), make_network(config, trainer.spec), trainer.meter.agent_steps
+        writer, network, steps = memory.writer(actor=0), make_network(config, trainer.spec), trainer.totals.agent_steps
         actor = Actor(config, 0, envs, network, writer, first_step=steps, stopwatch=stopwatch)
         timed = TimedBatches(batches, stopwatch, "sample")
         stopwatch.lap("start")

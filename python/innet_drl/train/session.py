@@ -20,6 +20,7 @@ from innet_drl.train.machine import file_position
 from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Session:
     """One session of a run. In its context, SIGINT, SIGTERM and SIGHUP end it, and the page shows long activities."""
 
     meter: Meter
+    """Set by the trainer once the learner is made, when training begins."""
+    totals: Totals
     """Set by the trainer once the environment is known."""
 
     def __init__(
@@ -54,9 +57,8 @@ class Session:
         self._callbacks = callbacks
         self._signals = signals
         self._handlers: dict[signal.Signals, Any] = {}
-        self._asking = False
-        # Time from which the activity is shown repeatedly, and the function that shows it.
-        self._activity: tuple[float, Callable[[], None]] | None = None
+        # Time from which the activity is shown repeatedly, the function that shows it, and whether a signal ends it.
+        self._activity: tuple[float, Callable[[], None], bool] | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._show_activity, name="watch", daemon=True)
 
@@ -96,14 +98,13 @@ class Session:
         """Calls the memory, unless the run is interrupted. A signal ends the call; the page shows long waits."""
         try:
             try:
-                self._activity = time.monotonic() + SILENT_SECONDS, self._say_waiting
-                self._asking = True
+                self._activity = time.monotonic() + SILENT_SECONDS, self._say_waiting, True
                 if not self.interrupted:
                     call()
             finally:
-                self._asking, self._activity = False, None
+                self._activity = None
         except _Interrupted:
-            self._asking, self._activity = False, None
+            self._activity = None
 
     @contextlib.contextmanager
     def copying(self, activity: str, file: Path, size: int) -> Iterator[None]:
@@ -112,7 +113,7 @@ class Session:
         def show() -> None:
             self.display.progress(activity, f"{file_position(file) / 2**20:,.0f} of {size / 2**20:,.0f} MiB")
 
-        self._activity = 0.0, show
+        self._activity = 0.0, show, False
         try:
             yield
         finally:
@@ -134,5 +135,5 @@ class Session:
             raise Interrupted(number)
         self.ended_by = number
         logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
-        if self._asking:
+        if self._activity is not None and self._activity[2]:
             raise _Interrupted

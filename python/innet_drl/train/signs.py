@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
 
 from innet_drl.train.config import Config
 from innet_drl.train.metrics import Metrics
@@ -105,9 +103,9 @@ class SignsOfRun:
 
     def add(self, metrics: Metrics) -> list[str]:
         """Adds a line of metrics; returns new sentences."""
-        if metrics.learner_updates < WARM_UP:
+        if metrics["learner_updates"] < WARM_UP:
             return []
-        for name, value in _flat(asdict(metrics)):
+        for name, value in metrics.items():
             self._values.setdefault(name, deque(maxlen=values_of(name))).append(value)
         recent = {
             name: sum(values) / len(values) for name, values in self._values.items() if len(values) == values.maxlen
@@ -116,11 +114,3 @@ class SignsOfRun:
         new = found.keys() - self._said
         self._said |= new
         return [sentence for name, sentence in found.items() if name in new]
-
-
-def _flat(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{key}", one) for key, one in value.items())
-        elif value is not None:
-            yield name, value

@@ -6,7 +6,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,18 +29,6 @@ class Laps:
     """Start of the first lap by the monotonic clock."""
     laps: list[tuple[str, int]]
     """Activity and nanoseconds of each lap."""
-
-    def parts(self, count: int, longest_ns: int) -> Iterator[Laps]:
-        """Splits the laps into parts of at most `count`; splits laps longer than `longest_ns`."""
-        laps: list[tuple[str, int]] = []
-        for name, duration in self.laps:
-            whole, rest = divmod(duration, longest_ns)
-            laps += [(name, longest_ns)] * whole + [(name, rest)]
-        begin = self.begin_ns
-        for first in range(0, len(laps), count):
-            part = laps[first : first + count]
-            yield replace(self, begin_ns=begin, laps=part)
-            begin += sum(duration for _, duration in part)
 
 
 class Stopwatch:

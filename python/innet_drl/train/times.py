@@ -107,8 +107,6 @@ class Times:
         self._trace: list[dict[str, Any]] = []
         self._has_trace = False
         self._warned = False
-        # Counters at the first line of a resumed run are the baseline: earlier sessions have counted them.
-        self._sampled = None if resumed else (0, 0)
 
     def process(self, name: str) -> ProcessTimes:
         """The times of a process: `learner 0`, `actor 3`."""
@@ -132,21 +130,13 @@ class Times:
             self.add(name, seconds, times.laps.get(thread), thread)
         self.add_core(name, times.processor_s)
 
-    def add_waits(self, waited_s: Mapping[str, float]) -> None:
-        """Adds seconds in which rows of actors, by their number, waited for the replay ratio."""
-        for actor, seconds in waited_s.items():
-            if f"actor {actor}" in self.processes:
-                self.processes[f"actor {actor}"].waited_s += seconds
-
-    def add_samples(self, process: str, table: Mapping[str, Any], batch_size: int) -> None:
-        """Adds the samples since the last call, from the table's counters."""
-        counts = int(table["sampled_items"]) // batch_size, int(table.get("blocked_samples", 0))
-        before, self._sampled = self._sampled or counts, counts
-        # A restarted server counts from zero.
-        if counts[0] >= before[0] and counts[1] >= before[1]:
-            times = self.process(process)
-            times.samples += counts[0] - before[0]
-            times.blocked_samples += counts[1] - before[1]
+    def add_samples(self, process: str, added: Mapping[str, float], batch_size: int) -> None:
+        """Adds a learner's samples and the waits of actors, as `MemoryCounters.record` returns them."""
+        times = self.process(process)
+        times.samples += int(added["sampled_items"]) // batch_size
+        times.blocked_samples += int(added["blocked_samples"])
+        for name in added.keys() & self.processes.keys():
+            self.processes[name].waited_s += added[name]
 
     def write(self) -> None:
         """Writes the sums, and appends to the trace; if they cannot be written, a warning says so once."""

@@ -12,8 +12,7 @@ from innet_drl.train.callbacks import Callback, Result
 from innet_drl.train.config import Config
 from innet_drl.train.errors import writing
 from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics
-from innet_drl.train.metrics_files import scalars
+from innet_drl.train.metrics import Metrics, tags
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class WandbCallback(Callback):
 
     def on_metrics(self, metrics: Metrics) -> None:
         """Sends a line of metrics."""
-        self._run.log({"agent_steps": metrics.agent_steps, **scalars(metrics)})
+        self._run.log({"agent_steps": metrics["agent_steps"], **tags(metrics)})
 
     def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
         """Sends an evaluation, at the steps of its agent."""

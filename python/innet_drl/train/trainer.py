@@ -44,6 +44,7 @@ from innet_drl.train.preload import preload
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.session import Session
+from innet_drl.train.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ RETRY_SECONDS = 60.0
 """Seconds until the retry of a failed checkpoint."""
 NETWORK_SETTINGS = (
     *("environment", "environment_args", "environment_wrappers", "full_action_set", "stack", "frame_size", "network"),
-    *("impala_norm", "channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
+    *("channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
 )
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
@@ -72,7 +73,6 @@ class Trainer:
         signals: bool = False,
     ) -> None:
         self.config = config
-        self.folder = folder
         self.session = Session(config, folder, display, callbacks, signals=signals)
         self.stopwatch = self.session.stopwatch
         # A server distinguishes runs by the names of their folders. Embedded memories have one name, because samples
@@ -96,14 +96,14 @@ class Trainer:
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
         self._diagnostics = Diagnostics(self.learner)
-        self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
-        self.session.meter = self.meter
+        self.session.meter = Meter()
+        self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
             self._load(resumed)
         self.reporter = Reporter(self.session, self.learner, self._cost)
         for callback in callbacks:
-            callback.training = Training(self.learner, self.meter)
+            callback.training = Training(self.learner, self.totals, self.session.meter)
         self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
         self._reached_end = False
@@ -130,14 +130,15 @@ class Trainer:
         try:
             self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
         except RunFolderError as error:
-            changed = self.config.changed(self.folder.config(), NETWORK_SETTINGS)
+            changed = self.config.changed(self.session.folder.config(), NETWORK_SETTINGS)
             if not changed:
                 raise
             raise ConfigurationError(
                 f"the checkpoint {resumed.path} is of another network: keep {' and '.join(changed)} as in its "
                 "config.yaml"
             ) from error
-        self.meter.restore(resumed.state["meter"])
+        self.session.meter.resume(resumed.state["meter"]["time_s"])
+        self.totals.restore(resumed.state["meter"])
         self._cost.restore(resumed.state["cost"])
 
     def __enter__(self) -> Self:
@@ -150,25 +151,25 @@ class Trainer:
             self.reporter.close()
             how = FINISHED if self._reached_end else "interrupted"
             how = how if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-            self.folder.end_session(self.meter.agent_steps, how)
-            newest = self.folder.newest_checkpoint()
+            self.session.folder.end_session(self.totals.agent_steps, how)
+            newest = self.session.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
-                logger.warning("interrupted: continue from %s with %s", newest, resuming(self.folder.path))
+                logger.warning("interrupted: continue from %s with %s", newest, resuming(self.session.folder.path))
             if error is not None:
                 self.session.call("on_error", error)
 
     def begin(self) -> None:
         """Creates the run's folder, or continues in it. Call it last, after everything else that can fail."""
-        with self.folder.writing():
+        with self.session.folder.writing():
             if not self.keeps_memory:
-                self.folder.remove_memory()
+                self.session.folder.remove_memory()
             self.reporter.begin()
-        self.folder.begin(self.config)
+        self.session.folder.begin(self.config)
         device = self.learner.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
-        self.folder.begin_session(self.meter.agent_steps, about)
-        self.session.call("on_start", self.config, self.folder.path)
+        self.session.folder.begin_session(self.totals.agent_steps, about)
+        self.session.call("on_start", self.config, self.session.folder.path)
         self.stopwatch.lap("start")
 
     @contextlib.contextmanager
@@ -189,7 +190,7 @@ class Trainer:
         except TrainingError:
             raise
         except Exception:
-            if self.folder.newest_checkpoint() is None:
+            if self.session.folder.newest_checkpoint() is None:
                 self._keep(self.checkpoint)
             raise
 
@@ -208,25 +209,25 @@ class Trainer:
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
-        earlier = None if self.folder.is_new else self.folder.config()
+        earlier = None if self.session.folder.is_new else self.session.folder.config()
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
         """Restores the memory of a resumed run; returns whether its folder has a snapshot."""
-        path = self.folder.snapshot
+        path = self.session.folder.snapshot
         if self.resumed is None or not self.keeps_memory:
             return False
-        self.folder.match_memory(self.resumed)
+        self.session.folder.match_memory(self.resumed)
         if not path.exists():
             return False
-        changed = self.config.changed(self.folder.config(), SNAPSHOT_SETTINGS)
+        changed = self.config.changed(self.session.folder.config(), SNAPSHOT_SETTINGS)
         if changed:
             raise ConfigurationError(
                 f"the memory of this run was written with another {' and '.join(changed)}: keep that as it was, or "
                 f"delete {path} to continue with an empty memory"
             )
         with self.session.copying("restoring the replay memory", path, path.stat().st_size):
-            self.folder.restore_memory(memory)
+            self.session.folder.restore_memory(memory)
         logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
@@ -240,7 +241,7 @@ class Trainer:
     def finished(self) -> bool:
         """Whether training has reached its time, steps or target, or a signal or callback has ended it."""
         steps = self.config.steps
-        return self.ends_now or (steps is not None and self.meter.agent_steps >= steps)
+        return self.ends_now or (steps is not None and self.totals.agent_steps >= steps)
 
     @property
     def ends_now(self) -> bool:
@@ -250,16 +251,22 @@ class Trainer:
             self.session.interrupted
             or self.session.stopped
             or self.evaluations.reached_target
-            or (minutes is not None and self.meter.session_s >= 60 * minutes)
+            or (minutes is not None and self.session.meter.session_s >= 60 * minutes)
         )
 
     def learn(self, batch: TorchBatch) -> Update:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
-        self.meter.add_update(update, batch.ages.double().mean(), batch.probabilities.mean())
-        diagnosis = self._diagnostics.add(batch, update)
-        if diagnosis is not None:
-            self.meter.add_diagnosis(diagnosis)
+        # Tensors of the learner's device, which are read when a line of metrics is due.
+        self.session.meter.record_rate("learner_updates_per_s", 1)
+        self.session.meter.record_mean("td_loss", update.loss)
+        self.session.meter.record_mean("q_mean", update.q_mean)
+        self.session.meter.record_mean("gradient_norm", update.gradient_norm)
+        self.session.meter.record_mean("sample_age", batch.ages.double().mean())
+        self.session.meter.record_mean("priority_concentration", batch.probabilities.mean())
+        self.session.meter.record("learning_rate", update.learning_rate)
+        for name, value in self._diagnostics.add(batch, update).items():
+            self.session.meter.record(name, value)
         self.reporter.record_trace()
         return update
 
@@ -271,7 +278,8 @@ class Trainer:
         return priorities
 
     def _diverged(self, what: str) -> DivergedError:
-        newest, config = self.folder.newest_checkpoint(), self.config
+        folder, config = self.session.folder, self.config
+        newest = folder.newest_checkpoint()
         own = "" if config.loss in LOSSES else f", or with loss {path_of(config.loss)} corrected where it returned them"
         advice = f"a lower learning_rate than {config.learning_rate:g}{own}"
         return DivergedError(
@@ -279,7 +287,7 @@ class Trainer:
             + (
                 f"start again with {advice} and another folder"
                 if newest is None
-                else f"continue from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {advice}"
+                else f"continue from its last good checkpoint, {newest}, with {resuming(folder.path)} and {advice}"
             )
         )
 
@@ -313,7 +321,7 @@ class Trainer:
             DivergedError: A weight is infinite or NaN.
         """
         try:
-            with self.folder.continuing():
+            with self.session.folder.continuing():
                 write()
         except RunFolderError as error:
             self._next_checkpoint = time.monotonic() + RETRY_SECONDS
@@ -330,36 +338,36 @@ class Trainer:
             raise self._diverged("weights")
         state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
-            "meter": self.meter.state(),
+            "meter": {"time_s": self.session.meter.time_s, **self.totals.state()},
             "cost": self._cost.state(),
             "snapshot": None,
         }
         unsaved = None
         if memory is not None and self.keeps_memory:
             try:
-                size = 0 if self.reporter.table is None else self.reporter.table["bytes"]
-                with self.session.copying("saving the replay memory", self.folder.partial_snapshot, size):
-                    state["snapshot"] = self.folder.save_memory(memory)
+                size = self.reporter.memory_bytes
+                with self.session.copying("saving the replay memory", self.session.folder.partial_snapshot, size):
+                    state["snapshot"] = self.session.folder.save_memory(memory)
             except RunFolderError as error:
                 unsaved = error
-        path = self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors(), state)
+        path = self.session.folder.save_checkpoint(self.totals.agent_steps, self.learner.tensors(), state)
         if unsaved is not None:
             raise unsaved
         if state["snapshot"] is not None:
-            self.folder.adopt_memory()
+            self.session.folder.adopt_memory()
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
         self.session.call("on_checkpoint", path)
 
     def finish(self) -> Result:
         """Evaluates the trained agent, records a video of it, and sums up the session."""
-        config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
+        config, totals, updates, session = self.config, self.totals, self.learner.updates, self.session
         # A signal from here on skips the games.
         self._reached_end = not session.interrupted
-        seconds = meter.time_s
+        seconds = self.session.meter.time_s
         # Writes files, which is not training time.
         self.reporter.end_times()
-        cost = self._cost.read(meter.env_frames, fresh=True)
+        cost = self._cost.read(totals.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not session.interrupted:
             logger.info(
@@ -376,29 +384,29 @@ class Trainer:
             if config.video and not session.interrupted:
                 self._record_video()
         self.reporter.write_pending_lines()
-        best = "-" if meter.best is None else f"{meter.best:g}"
+        best = "-" if totals.best is None else f"{totals.best:g}"
         logger.info(
-            f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
-            f"{meter.games:,} games, best score {best}"
+            f"{totals.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
+            f"{totals.games:,} games, best score {best}"
         )
         missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
         expected = expectation(config, updates, seconds)
         if expected is not None:
-            score = "-" if meter.score is None else f"{meter.score:.0f}"
+            score = "-" if totals.score is None else f"{totals.score:.0f}"
             logger.info("the score is %s so far; %s", score, expected)
-        further = config.steps is not None and meter.agent_steps >= config.steps
-        path = self.folder.path
+        further = config.steps is not None and totals.agent_steps >= config.steps
+        path = self.session.folder.path
         logger.info("everything is in %s; continue with %s", path, resuming(path, further=further))
         best_mean = self.evaluations.best_mean
-        result = Result(path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
+        result = Result(path, totals.agent_steps, updates, seconds, evaluation, best_mean, cost)
         session.call("on_end", result)
         return result
 
     def _record_video(self) -> None:
         try:
-            with self.folder.recording() as videos:
-                path = videos / f"{self.meter.agent_steps:012d}.mp4"
+            with self.session.folder.recording() as videos:
+                path = videos / f"{self.totals.agent_steps:012d}.mp4"
                 score = video.record(
                     self.config,
                     self.learner.average,

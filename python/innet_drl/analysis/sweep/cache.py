@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SPEED_SETTINGS = (
     *("environment", "environment_args", "environment_wrappers", "async_environments", "environment_threads"),
     *("actor_threads", "pull_period", "stack", "frame_size", "full_action_set", "life_loss_ends"),
-    *("network", "impala_norm", "channels", "hidden", "layers", "layer_norm"),
+    *("network", "channels", "hidden", "layers", "layer_norm"),
     *("loss", "munchausen", "atoms", "quantiles", "samples_per_insert", "max_version_lag", "n_step", "chunk_steps"),
     *("prefetch", "batch_size", "publish_period", "device", "learners", "learner_threads", "targets_ahead"),
     *("numerics", "layout"),

@@ -20,19 +20,19 @@ import psutil
 import torch
 
 from innet_drl import train
+from innet_drl.launch.fork_server import start_fork_server
 from innet_drl.launch.processes import (
     ProcessFailure,
     Stopped,
     await_end,
     prepare_to_play,
     start,
-    start_fork_server,
 )
 from innet_drl.train.config import Config
 from innet_drl.train.cost import ProcessorTime
 from innet_drl.train.energy import EnergyCounters, gpu_uuids
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import Metrics, parts
 
 REPORT_SECONDS = 0.5
 """Period of the lines of metrics; actors report as often."""
@@ -109,25 +109,25 @@ class _Watch(train.Callback):
         self.say: Callable[[str], None] = lambda done: None
         self._config, self._threads, self._warm_up, self._seconds = config, threads, warm_up, seconds
         self._first_update: float | None = None
-        self._warm = False
+        self._started: float | None = None
+        """Start of the measurement, once the run is warm."""
         self._lines: list[Metrics] = []
         self._gpu: list[float] = []
 
     def on_metrics(self, metrics: Metrics) -> None:
-        if metrics.learner_updates == 0:
-            if metrics.time_s > LIMIT_SECONDS:
+        if metrics["learner_updates"] == 0:
+            if metrics["time_s"] > LIMIT_SECONDS:
                 raise ProcessError(
                     f"a run with {self._config.actors} actors made no update in {LIMIT_SECONDS:g} s: sweep fewer "
                     "actors or more threads"
                 )
-            self.say(f"{metrics.replay_steps:,} steps before the first update")
+            self.say(f"{metrics['replay_steps']:,} steps before the first update")
             return
         if self._first_update is None:
-            self._first_update = metrics.time_s
+            self._first_update = metrics["time_s"]
         self._lines.append(metrics)
-        if not self._warm:
-            self._warm = self._is_warm(metrics.time_s)
-            if not self._warm:
+        if self._started is None:
+            if not self._is_warm(metrics["time_s"]):
                 self.say("warm-up")
                 return
             self._lines = [metrics]
@@ -135,7 +135,7 @@ class _Watch(train.Callback):
         utilization = self._energy.gpu_utilization()
         if utilization is not None:
             self._gpu.append(utilization)
-        measured = metrics.time_s - self._lines[0].time_s
+        measured = metrics["time_s"] - self._lines[0]["time_s"]
         self.say(f"{measured:.0f} of {self._seconds:g} s")
         if measured >= self._seconds and len(self._lines) > 2:
             self._end()
@@ -151,7 +151,7 @@ class _Watch(train.Callback):
             return True
         # A slope needs several lines.
         window = max(self._warm_up, 3 * self._config.report_seconds)
-        self._lines = [line for line in self._lines if now - line.time_s <= window]
+        self._lines = [line for line in self._lines if now - line["time_s"] <= window]
         return len(self._lines) > 2 and abs(self._ratio() / self._config.samples_per_insert - 1) < NEAR_RATIO
 
     def _ratio(self) -> float:
@@ -166,6 +166,7 @@ class _Watch(train.Callback):
         self._busy, self._started = busy_seconds(self._threads), time.monotonic()
 
     def _end(self) -> None:
+        assert self._started is not None
         energy = self._energy.read()
         elapsed = time.monotonic() - self._started
         whole, learner = self._processes.read(fresh=True), time.process_time() - self._learner
@@ -188,7 +189,7 @@ class _Watch(train.Callback):
             frames_per_joule=round(frames * elapsed / joules, 3) if joules else None,
             others=round(max(0.0, busy_seconds(self._threads) - self._busy - whole) / available, 4),
             seconds=round(elapsed, 3),
-            frames_per_step=self._lines[-1].env_frames // max(1, self._lines[-1].agent_steps),
+            frames_per_step=int(self._lines[-1]["env_frames"] // max(1, self._lines[-1]["agent_steps"])),
             actor_processor_s=max(0.0, whole - learner) / elapsed / steps if steps else 0.0,
             learner_processor_s=learner / elapsed / updates if updates else 0.0,
             actor_shares=self._shares("actor_time"),
@@ -197,15 +198,15 @@ class _Watch(train.Callback):
 
     def _rate(self, name: str) -> float:
         """Slope of a counter by least squares, as actors report between the lines."""
-        times, counts = ([float(getattr(line, of)) for line in self._lines] for of in ("time_s", name))
+        times, counts = ([line[of] for line in self._lines] for of in ("time_s", name))
         return max(0.0, float(np.polyfit(times, counts, 1)[0]))
 
     def _shares(self, name: str) -> dict[str, float]:
         """Mean shares, weighted by the seconds of the lines."""
         sums: dict[str, float] = {}
         for before, line in zip(self._lines, self._lines[1:], strict=False):
-            for activity, share in getattr(line, name).items():
-                sums[activity] = sums.get(activity, 0.0) + share * (line.time_s - before.time_s)
+            for activity, share in parts(line, name).items():
+                sums[activity] = sums.get(activity, 0.0) + share * (line["time_s"] - before["time_s"])
         total = sum(sums.values())
         return {activity: round(value / total, 4) for activity, value in sums.items()} if total else {}
 

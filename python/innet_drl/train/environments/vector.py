@@ -81,7 +81,6 @@ class Environments:
             )
         self.vector = vector
         self.spec = spec
-        self.count: int = vector.num_envs
         self.resets_at_once = mode == AutoresetMode.SAME_STEP
         """Whether the mode is SAME_STEP."""
         self.encoder = encoder
@@ -100,6 +99,11 @@ class Environments:
         self._stacks: Arrays | None = None
         if encoder is not None and spec.stack > 1:
             self._stacks = self._zeros()
+
+    @property
+    def count(self) -> int:
+        """Number of environments."""
+        return int(self.vector.num_envs)
 
     def _zeros(self) -> Arrays:
         """Observations of zeros."""

@@ -73,7 +73,7 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     if not part.is_image:
         raise _unusable(config, f"it is for images, and the observations are vectors {shape}: take mlp")
     if name == "impala":
-        return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
+        return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
     if small:
         needs = f"it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are {shape[1]}x{shape[2]}"
         advice = "take impala or mlp, or larger images (frame_size, of Atari games)"

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 
 from innet_drl.train.networks.torsos import Torso
 
@@ -21,24 +20,12 @@ OUTPUT_GAIN = 0.1
 """Gain of the output layers, for small initial Q-values."""
 
 
-POWER_ITERATIONS = 20
-"""Power iterations that estimate the spectral norm of new weights."""
-
-
 def _orthogonal(layer: nn.Module) -> None:
     """Initialises a layer before a ReLU (Saxe et al., 2014), as PyTorch's default leaves dead filters."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        # Spectral normalisation renames the weight.
-        for name, parameter in layer.named_parameters():
-            if name == "bias":
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.orthogonal_(parameter, nn.init.calculate_gain("relu"))
-        if parametrize.is_parametrized(layer):
-            with torch.no_grad():
-                for _ in range(POWER_ITERATIONS):
-                    # In training mode each access is a power iteration.
-                    _ = layer.weight
+        nn.init.orthogonal_(layer.weight, nn.init.calculate_gain("relu"))
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, cat, nn
 from torch.nn import functional
-from torch.nn.utils.parametrizations import spectral_norm
 
 
 def floating(values: Tensor) -> Tensor:
@@ -92,14 +90,11 @@ class VectorTorso(nn.Module):
 class ResidualBlock(nn.Module):
     """Two convolutions with a skip connection (Espeholt et al., 2018, figure 3)."""
 
-    def __init__(self, channels: int, norm: Literal["none", "layer", "spectral"]) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        convolutions: list[nn.Module] = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
-        if norm == "spectral":
-            convolutions = [spectral_norm(convolution) for convolution in convolutions]
-        # A single group is layer normalisation for images of any size.
-        norms = [nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity() for _ in range(2)]
-        self.layers = nn.Sequential(norms[0], nn.ReLU(), convolutions[0], norms[1], nn.ReLU(), convolutions[1])
+        # Identities keep the names of the weights in earlier checkpoints.
+        first, second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.layers = nn.Sequential(nn.Identity(), nn.ReLU(), first, nn.Identity(), nn.ReLU(), second)
 
     def forward(self, images: Tensor) -> Tensor:
         """Adds the block's result to its input [B, channels, height, width]."""
@@ -111,26 +106,18 @@ class ImpalaTorso(nn.Module):
     """Three sections of a convolution, a pooling and two residual blocks, for images of any size.
 
     The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of
-    the image's size, and optional spectral normalisation (both from Clark et al., 2024, "Beyond the Rainbow").
+    the image's size (Clark et al., 2024, "Beyond the Rainbow").
     """
 
     def __init__(
-        self,
-        stack: int,
-        channels: tuple[int, int, int],
-        height: int,
-        width: int,
-        norm: Literal["none", "layer", "spectral"] = "none",
-        scale: float = 255.0,
+        self, stack: int, channels: tuple[int, int, int], height: int, width: int, scale: float = 255.0
     ) -> None:
         super().__init__()
         self.scale = scale
         self.entries = nn.ModuleList(
             nn.Conv2d(before, after, 3, padding=1) for before, after in itertools.pairwise((stack, *channels))
         )
-        self.blocks = nn.ModuleList(
-            nn.Sequential(ResidualBlock(count, norm), ResidualBlock(count, norm)) for count in channels
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(ResidualBlock(count), ResidualBlock(count)) for count in channels)
         # Each of the three poolings halves the size, rounded up.
         pooled = tuple(min(6, -(-size // 8)) for size in (height, width))
         self.pool = nn.AdaptiveMaxPool2d(pooled)
