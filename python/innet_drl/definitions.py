@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, SupportsFloat, TypeAlias, get_args
@@ -49,7 +49,13 @@ def _typed(types: Any, what: str, name: str, value: Any) -> Any:
     return value
 
 
-_text = partial(_typed, str, "a text")
+def _text(name: str, value: Any) -> str:
+    text = str.__str__(_typed(str, "a text", name, value))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is a text of Unicode, got {value!r}") from None
+    return text
 
 
 def _integer(name: str, value: Any) -> int:
@@ -66,7 +72,12 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    number = float(_typed(float | SupportsFloat, "a number", name, value))
+    try:
+        number = float(_typed(SupportsFloat, "a number", name, value))
+    except OverflowError:
+        number = np.inf
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is a number, got a {type(value).__name__}") from None
     if not np.isfinite(number):
         raise ConfigError(f"{name} is a finite number, got {value}")
     return number
@@ -75,14 +86,19 @@ def _number(name: str, value: Any) -> float:
 def _choice(choices: tuple[str, ...], name: str, value: Any) -> Any:
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} is {' or '.join(map(json.dumps, choices))}, got {value!r}")
-    return value
+    return str.__str__(value)
+
+
+def _numpy_dtype(value: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(value)
+        return dtype
+    except (TypeError, ValueError, SyntaxError):
+        return np.dtype(object)
 
 
 def _dtype(_name: str, value: Any) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-    except (TypeError, ValueError, SyntaxError):
-        dtype = np.dtype(object)
+    dtype = _numpy_dtype(value)
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
         raise ConfigError(f"a column's dtype is bool, an integer or a float of this machine's byte order; got {value}")
     return dtype
@@ -90,7 +106,8 @@ def _dtype(_name: str, value: Any) -> np.dtype[Any]:
 
 def _shape(_name: str, value: Any) -> tuple[int, ...]:
     try:
-        shape = tuple(map(operator.index, value if isinstance(value, Iterable) else [value]))
+        many = isinstance(value, Sequence) or np.ndim(value) == 1
+        shape = tuple(map(operator.index, value if many else [value]))
     except TypeError:
         shape = (-1,)
     if not all(0 <= size < 1 << 32 for size in shape):
@@ -106,7 +123,7 @@ def _stack(name: str, value: Any) -> int | dict[str, int]:
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f'{name} is a sequence of names of columns, as ["hidden"], got {value}')
     return tuple(_text("a name of a column", column) for column in value)
 
@@ -172,7 +189,9 @@ class _Definition:
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Definition) and bool(vars(self)["_checked"] == vars(other)["_checked"])
+        if not isinstance(other, _Definition):
+            return NotImplemented
+        return bool(vars(self)["_checked"].json == vars(other)["_checked"].json)
 
     def __hash__(self) -> int:
         return hash(vars(self)["_checked"].json)
@@ -187,7 +206,8 @@ class Column(_Definition):
         shape: Shape of one value; `()` is a scalar.
         codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
             at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
-            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below.
+            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below. It is chosen when the
+            object is made: give it again with `dataclasses.replace`.
         finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
             writer's or the table's view. Integers and other columns are not checked.
 
@@ -265,7 +285,7 @@ class Sequences(_View):
     Args:
         length: Steps to learn from.
         burn_in: Steps before these, which only warm up the recurrent state.
-        period: Steps from one item to the next; `None` is `length`.
+        period: Steps from one item to the next; `None` is `length`, as given: `dataclasses.replace` keeps the number.
         stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
             several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
         observation: The column that holds the observation, or the name before the slash of its parts' columns.
@@ -472,7 +492,7 @@ def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
             yield from _space_columns(f"{name}/{index}", inner)
         return
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
-    if dtype is not None and np.dtype(dtype).kind == "U":
+    if dtype is not None and _numpy_dtype(dtype).kind == "U":
         # A character has up to four bytes.
         yield name, ("uint8", 4 * (getattr(space, "max_length", None) or 64))
     elif dtype is not None and shape is not None:

@@ -319,7 +319,7 @@ def test_samples_of_a_new_run_count_from_its_first_line(tmp_path: Path) -> None:
     [
         ([], "innet-drl analyze breakdown shows runs"),
         (["nowhere"], "nowhere is no run: it has no config.yaml"),
-        (["RUN", "--trace", "t.json"], "has recorded no trace: train with --trace-seconds 10"),
+        (["RUN", "--trace", "t.json"], "has recorded no trace: train with trace_seconds 10"),
         (["RUN", "--json", "/no/such/folder/b.json"], "choose another file with --json"),
         (["RUN", "--plot", "/no/such/folder/b.svg"], "/no/such/folder"),
     ],

@@ -174,7 +174,7 @@ def test_a_job_that_failed_goes_on_under_another_name(server: str) -> None:
             while min(first.index, second.index) < 3:
                 step(first)
                 step(second)
-        with pytest.raises(errors.MissingWorkerError, match="begin another one"):
+        with pytest.raises(errors.MissingWorkerError, match="start a new job"):
             while True:
                 step(first)
     with innet.connect(server) as client:

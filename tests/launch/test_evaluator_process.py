@@ -83,7 +83,7 @@ def test_a_killed_process_is_reported_and_replaced(
     os.kill(process(evaluator).pid, signal.SIGKILL)
     assert played(evaluator) is None
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "training continues; the next one gets a new process: its process was killed" in warning.getMessage()
+    assert "training continues; there will be others: its process was killed" in warning.getMessage()
     evaluator.begin(arrays(network))
     assert played(evaluator) is not None
 
@@ -92,7 +92,7 @@ def test_a_process_that_keeps_dying_is_given_up(
     evaluator: Evaluator, network: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(launch_evaluator, "run_evaluator", die)
-    for _ in range(1 + launch_evaluator.RESTARTS):
+    for _ in range(1 + launch_evaluator.FAILURES):
         assert evaluator.idle
         evaluator.begin(arrays(network))
         assert played(evaluator) is None

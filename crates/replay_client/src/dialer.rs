@@ -63,7 +63,7 @@ pub struct Dialer {
     /// How long a call or an update reconnects at most. In a list of servers it is short: calls go on with the other servers.
     pub(super) reconnect_calls_for: Duration,
     /// The memories of all servers of a client of several.
-    pub(super) memories: Option<Arc<MemoryIdentities>>,
+    pub(super) identities: Option<Arc<MemoryIdentities>>,
     pub(super) outage: Outage,
     /// The process that connected: a forked child must not use its parent's connections.
     process: u32,
@@ -118,7 +118,7 @@ impl Dialer {
             incarnation: AtomicU64::new(0),
             unanswered: AtomicU32::new(0),
             tables: Mutex::default(),
-            memories: None,
+            identities: None,
             outage: Outage::default(),
             process: std::process::id(),
         })
@@ -186,12 +186,12 @@ impl Dialer {
             // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
             let known = self.incarnation.load(Ordering::Relaxed);
             if known != incarnation {
-                if known != 0 || self.memories.is_some() {
+                if known != 0 || self.identities.is_some() {
                     let reply = pipeline.call(u32::MAX, None, RequestBody::Stats).await?;
                     let stats: String = expect(reply)?;
                     let stats = serde_json::from_str(&stats).unwrap_or_default();
-                    if let Some(memories) = &self.memories {
-                        memories.note(self.address.to_string(), &stats)?;
+                    if let Some(identities) = &self.identities {
+                        identities.note(self.address.to_string(), &stats)?;
                     }
                     kept = (known != 0).then(|| outage::kept(&stats));
                 }

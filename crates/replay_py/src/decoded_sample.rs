@@ -177,7 +177,7 @@ impl DecodedSample {
 
 impl SampleSource {
     /// Calls `sample`, for each share, until at least one item of the batch can be decoded. `beta` returns the exponent of the weights and
-    /// is called once the batch has arrived. Parts that arrived before an error are kept for the next call.
+    /// is called once the batch has arrived. Shares that arrived before an error are kept for the next call.
     ///
     /// # Errors
     /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table that was

@@ -4,7 +4,6 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 use serde::{Deserialize, Serialize};
 
 use replay_core::mix;
@@ -14,7 +13,7 @@ use replay_core::view::ViewSpec;
 use crate::error;
 use crate::interpreter::Call;
 
-#[derive(PartialEq, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Definition {
     Column(Column),
@@ -25,8 +24,7 @@ enum Definition {
 }
 
 /// A checked definition, from its JSON.
-#[pyclass(name = "_Checked", module = "innet_drl._core", frozen, eq)]
-#[derive(PartialEq)]
+#[pyclass(name = "_Checked", module = "innet_drl._core", frozen)]
 pub struct PyChecked(Definition);
 
 #[pymethods]
@@ -146,8 +144,8 @@ impl<'py> FromPyObject<'_, 'py> for TablesArgument {
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let _call = Call::begin(value.py());
-        if let Ok(name) = value.cast::<PyString>() {
-            return Ok(TablesArgument { tables: vec![(name.to_string(), 1.0)], mixed: false });
+        if let Ok(name) = value.extract::<String>() {
+            return Ok(TablesArgument { tables: vec![(name, 1.0)], mixed: false });
         }
         match of(&value).as_ref().map(|checked| &checked.get().0) {
             Some(Definition::Mix(tables)) => Ok(TablesArgument { tables: tables.clone(), mixed: true }),

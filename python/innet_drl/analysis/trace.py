@@ -47,7 +47,7 @@ def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
     path = run / TRACE
     if not path.is_file():
         raise ConfigurationError(
-            f"{run} has recorded no trace: train with --trace-seconds 10, or continue the run with that flag"
+            f"{run} has recorded no trace: train with trace_seconds 10, or continue the run with that setting"
         )
     with reading(path):
         # An incomplete last line: the run is writing it, or was killed meanwhile.
@@ -60,7 +60,7 @@ def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
             raise ValueError("it has no laps")
     except (ValueError, TypeError, KeyError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigurationError(f"{path} is damaged ({reason}): record another trace with --trace-seconds") from error
+        raise ConfigurationError(f"{path} is damaged ({reason}): record another trace with trace_seconds") from error
     return events
 
 

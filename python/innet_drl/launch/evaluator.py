@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import multiprocessing.connection
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.launch.launcher import Ended, Launcher
-from innet_drl.launch.processes import ProcessFailure, Stopped, prepare_to_play
+from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError
@@ -23,8 +24,8 @@ from innet_drl.train.times import Times
 logger = logging.getLogger(__name__)
 
 NAME = "evaluator"
-RESTARTS = 3
-"""Failed evaluations after which there are others; then the run continues without them."""
+FAILURES = 3
+"""Failed evaluations that are allowed; after one more the run continues without evaluations."""
 STOP_SECONDS = 2.0
 """Seconds that a process may take to close its environments before it is killed."""
 
@@ -68,7 +69,7 @@ def run_evaluator(
 class Evaluator:
     """Plays one evaluation at a time, each in a process of its own. Use it as a context manager.
 
-    If one fails, a warning says so; after more than `RESTARTS` of them there are no more.
+    If one fails, a warning says so; after more than `FAILURES` of them there are no more.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, launcher: Launcher, times: Times | None = None) -> None:
@@ -77,7 +78,7 @@ class Evaluator:
         self._launcher = launcher
         self._launcher.stop_seconds = STOP_SECONDS
         self._times = times
-        self._failures_left = RESTARTS
+        self._failures_left = FAILURES
         self._playing = False
         self._evaluation: Evaluation | None = None
         """Result of the process that has played and not ended yet."""
@@ -101,6 +102,8 @@ class Evaluator:
             self._fail(ProcessFailure(str(error), fatal=False))
         else:
             self._playing = True
+            # A trace is of the first one.
+            self._config = dataclasses.replace(self._config, trace_seconds=0.0)
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
@@ -112,11 +115,12 @@ class Evaluator:
                 continue
             evaluation, self._evaluation, self._playing = self._evaluation, None, False
             if evaluation is None:
-                self._fail(message.failure or ProcessFailure("its process was killed", fatal=False))
+                reason = import_failure(message.exit_code) or "its process was killed"
+                self._fail(message.failure or ProcessFailure(reason, fatal=False))
             return evaluation
         return None
 
     def _fail(self, failure: ProcessFailure) -> None:
         self._failures_left = -1 if failure.fatal else self._failures_left - failure.counts
-        advice = "the next one gets a new process" if self._failures_left >= 0 else "there are no more during training"
+        advice = "there will be others" if self._failures_left >= 0 else "there are no more during training"
         logger.warning("an evaluation failed, and training continues; %s: %s", advice, failure.whole)

@@ -6,10 +6,12 @@ processes need other modules and unblocked signals.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import tempfile
+import threading
 from multiprocessing import context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from typing import Any
 
@@ -37,9 +39,15 @@ class _Popen(popen_forkserver.Popen):
         # The child detects the end of this process by this end of the pipe.
         ours = os.dup(pipe)
         self.finalizer = util.Finalize(self, util.close_fds, (ours, self.sentinel))  # type: ignore[attr-defined]
-        with open(pipe, "wb") as file:
-            file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+
+        def write() -> None:
+            # A process that has died is noticed by its end.
+            with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as file:
+                file.write(buffer.getbuffer())
+
+        # The process reads only after it has imported the program, which may take seconds.
+        threading.Thread(target=write, daemon=True).start()
 
 
 class _Process(context.ForkServerProcess):

@@ -178,8 +178,8 @@ class RedisWriter:
         """
         if "final_frame" in row:
             raise ConfigurationError(
-                "--environment: a Redis takes environments of the mode NEXT_STEP, and this one has SAME_STEP: make it "
-                "in the other mode, or use another --replay"
+                "environment: a Redis takes environments of the mode NEXT_STEP, and this one has SAME_STEP: make it in "
+                "the other mode, or use another replay"
             )
         self._builder.add(row)
         while self._builder.fill(self._arrays):

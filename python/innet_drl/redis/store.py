@@ -200,8 +200,7 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
         raise ConfigurationError(f"replay {address}: it is redis://host:port, with the port of the Redis")
     if parts.password or parts.username:
         raise ConfigurationError(
-            f"replay {'redis://...'}: omit the password and set INNET_TOKEN: settings are written to the run's "
-            "config.yaml"
+            "replay redis://...: omit the password and set INNET_TOKEN: settings are written to the run's config.yaml"
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise ConfigurationError(f"replay {address}: the path after the port is the number of a database")

@@ -110,7 +110,7 @@ class Actor:
             truncated=truncated,
             first=episodes.first,
             q=q,
-            # `Run.flush` limits waits for the server or a slow learner.
+            # `play` limits waits for the server or a slow learner.
             timeout=None,
             **last,
         )

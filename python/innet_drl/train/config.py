@@ -127,13 +127,18 @@ def message_of(error: pydantic.ValidationError, settings: Mapping[str, Any]) -> 
     if not first["loc"]:
         return str(context.get("error", first["msg"]))
     name, *parts = first["loc"]
+    if isinstance(name, int):
+        name = dataclasses.fields(Config)[name].name
     if first["type"] in ("unexpected_keyword_argument", "unexpected_positional_argument"):
         return unknown(str(name), "innet-drl train --help lists them")
+    if first["type"] == "multiple_argument_values":
+        return f"{name}: it is given twice"
     if first["type"] == "missing" and not parts:
         return f"{name}: it has to be given"
-    errors = [each for each in errors if each["loc"][0] == name]
+    errors = [each for each in errors if each["loc"][0] == first["loc"][0]]
     wanted = [_KINDS.get(each["type"]) or each["msg"].removeprefix("Input should be ") for each in errors]
-    item = f"item {parts[0] + 1}" if parts and isinstance(parts[0], int) else "it"
+    listed = isinstance(settings.get(str(name)), list | tuple) and parts and isinstance(parts[0], int)
+    item = f"item {parts[0] + 1}" if listed else "it"
     if first["type"] in ("missing", "too_long"):
         text = f"it must have {context.get('max_length') or errors[-1]['loc'][1] + 1} items"
     else:

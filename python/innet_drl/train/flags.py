@@ -16,7 +16,7 @@ import tyro
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from innet_drl.train.config import Config, KeywordArguments, message_of, read_settings
+from innet_drl.train.config import Config, KeywordArguments, Threads, message_of, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
@@ -114,9 +114,9 @@ class ActorFlags:
     """Certificate (PEM) to verify an `innets://` server with."""
     environment: str | None = None
     """The run's environment where this host has another name for it, such as `module:factory`."""
-    environment_threads: int | None = None
+    environment_threads: Threads | None = None
     """Threads that step Atari environments; the run's `environment_threads` by default."""
-    actor_threads: int | None = None
+    actor_threads: Threads | None = None
     """Threads of the network; the run's `actor_threads` by default."""
 
 

@@ -31,7 +31,7 @@ import innet_drl as innet
 from innet_drl.extras import naming_extras
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.published_run import ReportWriter, RunPublisher, reports_table
 
@@ -231,7 +231,10 @@ class ReplayMemory(abc.ABC):
     @property
     def replay(self) -> innet.Replay:
         """The replay that has the table."""
-        assert self._replay is not None, "this process does not reach the replay"
+        if self._replay is None:
+            raise ReplayMemoryError(
+                f"actors of {type(self).__name__} have no replay: it has to define write_report and published_run"
+            )
         return self._replay
 
     def batches(
@@ -306,7 +309,7 @@ class ServerMemory(ReplayMemory):
 
     def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
         """Connects for the reports separately, as the calls of the memory may block for long."""
-        return RunPublisher.connect(self._name, config, self._settings.token)
+        return RunPublisher.connect(self._name, config, self._settings.token, resumed=self._settings.resumed)
 
     @classmethod
     @contextlib.contextmanager

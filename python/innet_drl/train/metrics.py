@@ -52,7 +52,7 @@ METRICS = {
     "sample_age": Metric("replay/sample_age", "steps", "inserted between a transition's insertion and its sampling"),
     "samples_per_insert": Metric("replay/samples_per_insert", "ratio", "samples of a transition, whole run"),
     "samples_per_insert_now": Metric("replay/samples_per_insert_now", "ratio", "the same since the last line"),
-    "samples_per_insert_target": Metric("replay/samples_per_insert_target", "ratio", "setting --samples-per-insert"),
+    "samples_per_insert_target": Metric("replay/samples_per_insert_target", "ratio", "setting samples_per_insert"),
     "stale_updates": Metric("replay/stale_updates", "transitions", "evicted before their new priority arrived"),
     "games": Metric("counts/games", "games", "finished games"),
     "evaluation_mean": Metric("charts/evaluation_return", "score", "mean of the last evaluation"),

@@ -122,7 +122,7 @@ class RunPublisher:
 
     @classmethod
     @contextlib.contextmanager
-    def connect(cls, name: str, config: Config, token: str) -> Iterator[Self]:
+    def connect(cls, name: str, config: Config, token: str, *, resumed: bool = False) -> Iterator[Self]:
         """Connects to the run's server, separately from the memory, whose calls may block for long."""
         with innet.connect(
             config.replay,
@@ -132,16 +132,17 @@ class RunPublisher:
             grace=CALL_SECONDS,
             namespace=config.namespace or None,
         ) as replay:
-            yield cls(replay, name, config)
+            publisher = cls(replay, name, config)
+            if not resumed:
+                # An earlier run of this name may have left some.
+                publisher.reports()
+            yield publisher
 
-    def publish(self, agent_steps: int, *, ended: bool = False) -> bool:
-        """Publishes the run at this step; returns `False` if the server does not answer."""
+    def publish(self, agent_steps: int, *, ended: bool = False) -> None:
+        """Publishes the run at this step, unless the server is away."""
         run = PublishedRun(innet.__version__, self._config.as_dict(), agent_steps, ended)
-        try:
+        with contextlib.suppress(*CONNECTION_LOST):
             self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
-        except CONNECTION_LOST:
-            return False
-        return True
 
     def reports(self) -> list[ActorReport]:
         """Returns new reports without waiting; the reports of each actor are in order."""

@@ -140,7 +140,9 @@ class MemoryCounters:
             meter.record("samples_per_insert_now", added["sampled_items"] / added["inserted_items"])
         for name in sorted(added):
             if name.startswith("actor "):
-                meter.record_rate(f"actor_waits/{name.removeprefix('actor ')}", added[name])
+                # A wait counts when it ends, and may have begun before the last line.
+                share = min(1.0, added[name] / max(meter.seconds_since_line, 1e-9))
+                meter.record(f"actor_waits/{name.removeprefix('actor ')}", share)
         return added
 
 

@@ -49,12 +49,12 @@ impl ShardedClient {
     /// [`replay_core::Error::TableDiffers`] if the definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = system::now();
-        let memories = Arc::new(MemoryIdentities::default());
+        let identities = Arc::new(MemoryIdentities::default());
         let mut members = Vec::new();
         for address in addresses {
             let dialer = Dialer::new(address.clone(), options.clone());
             let mut dialer = dialer.map_err(|error| at(&address.to_string(), error))?;
-            dialer.memories = Some(memories.clone());
+            dialer.identities = Some(identities.clone());
             dialer.reconnect_calls_for = RECONNECT_FOR;
             members.push(Client::unconnected(dialer));
         }

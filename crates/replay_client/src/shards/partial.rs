@@ -169,14 +169,14 @@ impl PartialBatch {
         let mut rows = allocation::with_capacity("a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
         let shares = self.arrived.iter().map(|(_, share)| share.items.len()).collect();
-        for (shard, part) in self.arrived {
-            let share = self.shares[shard];
-            rows.extend_from_slice(&part.rows);
-            blobs.extend(part.blobs);
-            items.extend(part.items.into_iter().map(|mut item| {
+        for (shard, sampled) in self.arrived {
+            let fraction = self.shares[shard];
+            rows.extend_from_slice(&sampled.rows);
+            blobs.extend(sampled.blobs);
+            items.extend(sampled.items.into_iter().map(|mut item| {
                 if !base::planted!(LoneProbability) {
                     // A share that was added to, of the whole batch, may be 1 and a rounding error.
-                    item.probability = (item.probability * share).min(1.0);
+                    item.probability = (item.probability * fraction).min(1.0);
                 }
                 item
             }));

@@ -115,7 +115,7 @@ impl PyReplay {
         routed.filter(|(_, ids, _)| !ids.is_empty()).collect()
     }
 
-    fn decoded_samples(
+    fn sample_source(
         &self,
         py: Python<'_>,
         tables: &TablesArgument,
@@ -215,7 +215,7 @@ impl PyReplay {
         let mut read_again = false;
         let sampled = loop {
             let samples =
-                self.decoded_samples(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
+                self.sample_source(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
@@ -274,7 +274,7 @@ impl PyReplay {
         let _call = Call::begin(py);
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        let samples = self.decoded_samples(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
+        let samples = self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
