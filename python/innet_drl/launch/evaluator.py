@@ -103,7 +103,7 @@ class Evaluator:
         else:
             self._playing = True
             # A trace is of the first one.
-            self._config = dataclasses.replace(self._config, trace_seconds=0.0)
+            self._config = dataclasses.replace(self._config, trace_seconds=None)
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
