@@ -423,7 +423,7 @@ def test_the_cost_of_timers_is_measured(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("playing.py", "train/actor.py", "self._environments.step(action)", "environment"),
         ("playing.py", "train/actor.py", "action = choose(", "inference"),
-        ("playing.py", "train/actor.py", "self._count(", "other"),
+        ("playing.py", "train/actor.py", "episodes.add(step", "other"),
         ("playing.py", "launch/playing.py", "writer.flush(timeout", "wait for the memory"),
         ("parallel.py", "train/learner.py", "loss.backward()", "backward"),
         ("parallel.py", "train/learner.py", "targets = self.targets(batch)", "targets"),
