@@ -6,6 +6,7 @@ does. In a type, `| Any` is for what a field is also made of: a dtype of `"uint8
 
 from __future__ import annotations
 
+import abc
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,8 +186,9 @@ class _Definition:
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_checked"}
 
+    @abc.abstractmethod
     def _json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What the core reads: the kind of the definition, and its settings."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Definition):

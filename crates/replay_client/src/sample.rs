@@ -161,7 +161,8 @@ impl Channel for Samples {
         no_answer(&self.link.dialer.address)
     }
 
-    /// Without prefetch, closes a connection with unanswered requests: their answers would take items of a queue, and nobody reads them.
+    /// Whether the connection ends with its unanswered requests. Without prefetch it does: nobody reads their answers, which would take items
+    /// of a queue.
     fn ends_connection(&self, error: &Error) -> bool {
         let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)

@@ -8,7 +8,7 @@
 | `ray` | its implementation for a Ray cluster |
 | `actors`, `learners`, `evaluator` | processes that the learner starts: main functions, start, restart and end |
 | `joining` | the command `innet-drl actor`: finds a run, and joins it again after changes |
-| `playing` | the loop of an actor's process, whoever started it |
+| `playing` | the loop of every actor's process |
 | `processes` | start, failure and end of a process |
 | `silence` | actors that report nothing |
 | `fork_server` | the process from which the others are forked |

@@ -224,7 +224,7 @@ impl Table {
         Ok(())
     }
 
-    /// Inserts items whose chunks are inserted, also those of the same push (`pushed`). Calls `placed` with the index and id of each.
+    /// Inserts items. Their chunks are in the table: earlier ones, or those of this push (`pushed`). Calls `placed` with index and id of each.
     /// The caller holds the insert lock.
     pub(super) fn place_items(
         &self,
