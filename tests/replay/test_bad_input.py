@@ -505,6 +505,27 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, where: str, call: str) -> None:
     assert child.returncode == 0
 
 
+LOADED = """
+import innet_drl as innet
+import numpy.lib
+from steps import VIEW, step, table
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+numpy.lib.NumpyVersion = interrupted
+with innet.Memory([table()]) as memory, memory.writer("t", 1, VIEW, chunk_steps=1) as writer:
+    writer.append(**step(0))
+"""
+
+
+def test_no_call_loads_numpys_interface() -> None:
+    """Ctrl-C while it is loaded, which runs Python code, would be a panic."""
+    code = f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n{LOADED}"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_forgotten_flags_are_named_once(make_replay: MakeReplay, caplog: pytest.LogCaptureFixture) -> None:
     """Every row says that it is the first of its episode, and none that an episode ended."""
     replay = make_replay([table()])

@@ -84,11 +84,14 @@ mod _core {
         gradients::PyGradientWorker, parameters::PyParameters, run_server_cli, server::PyServer, station::PyStation,
         sum_tree::PySampledIndexes, sum_tree::PySumTree, writer::PyWriter,
     };
+    use numpy::{PyArray1, PyArrayMethods};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         interpreter::watch_end(module.py())?;
+        // NumPy's interface is loaded now: its first use runs Python code, where Ctrl-C would be a panic in a later call.
+        drop(PyArray1::<u8>::zeros(module.py(), 0, false).readonly());
         innet_replay::plug_in();
         replay_server::process_memory::guard_allocations();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
