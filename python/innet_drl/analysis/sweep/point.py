@@ -29,8 +29,7 @@ from innet_drl.launch.processes import (
     start,
 )
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.observe.cost import ProcessorTime
-from innet_drl.train.observe.energy import EnergyCounters, gpu_uuids
+from innet_drl.train.observe.cost import EnergyCounters, ProcessorTime, gpu_uuids
 from innet_drl.train.observe.metrics import Metrics, parts
 from innet_drl.train.settings.config import Config
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.losses.base import Loss, Outputs, TransitionLoss, of_actions
-from innet_drl.train.losses.q_learning import Munchausen
+from innet_drl.train.losses.q_learning import Loss, Munchausen, Outputs, TransitionLoss, of_actions
 from innet_drl.train.settings.config import Config
 
 

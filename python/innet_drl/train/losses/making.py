@@ -11,9 +11,8 @@ from torch import Tensor
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.losses.base import Loss, Outputs, TransitionLoss
 from innet_drl.train.losses.distributional import Categorical, Quantile
-from innet_drl.train.losses.q_learning import QLearning
+from innet_drl.train.losses.q_learning import Loss, Outputs, QLearning, TransitionLoss
 from innet_drl.train.settings import importing
 from innet_drl.train.settings.config import Config
 

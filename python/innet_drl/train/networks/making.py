@@ -13,8 +13,16 @@ from torch import nn
 from innet_drl.train.environments import Arrays, EnvironmentSpec, Part, each
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses import Loss, make_loss
-from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
-from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, Torso, VectorTorso
+from innet_drl.train.networks.q_network import (
+    ConvolutionTorso,
+    DictTorso,
+    ImpalaTorso,
+    Network,
+    QNetwork,
+    Torso,
+    UserNetwork,
+    VectorTorso,
+)
 from innet_drl.train.settings import importing
 from innet_drl.train.settings.config import Config
 

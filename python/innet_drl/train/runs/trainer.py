@@ -31,9 +31,8 @@ from innet_drl.train.learn.diagnostics import Diagnostics
 from innet_drl.train.learn.learner import Learner, Update
 from innet_drl.train.learn.numerics import choose_numerics, random_batch
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
-from innet_drl.train.observe.cost import CostMeter
+from innet_drl.train.observe.cost import CostMeter, gpu_uuids
 from innet_drl.train.observe.display import Display
-from innet_drl.train.observe.energy import gpu_uuids
 from innet_drl.train.observe.expected import expectation
 from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.observe.totals import Totals
