@@ -28,8 +28,8 @@ from training import lines, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.launch import actors, learners, local
-from innet_drl.launch.fork_server import start_fork_server
 from innet_drl.launch.learners import LearnerResult
+from innet_drl.launch.processes import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
 from innet_drl.train.observe.stopwatch import Laps
 from innet_drl.train.observe.times import LearnerTimes

@@ -11,5 +11,4 @@
 | `playing` | the loop of every actor's process |
 | `processes` | start, failure and end of a process |
 | `silence` | actors that report nothing |
-| `fork_server` | the process from which the others are forked |
 """

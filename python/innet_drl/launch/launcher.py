@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from innet_drl.launch.fork_server import start_fork_server
-from innet_drl.launch.processes import ProcessFailure, await_end, start
+from innet_drl.launch.processes import ProcessFailure, await_end, start, start_fork_server
 
 
 @dataclass(frozen=True)

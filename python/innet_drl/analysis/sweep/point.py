@@ -20,13 +20,13 @@ import psutil
 import torch
 
 from innet_drl import train
-from innet_drl.launch.fork_server import start_fork_server
 from innet_drl.launch.processes import (
     ProcessFailure,
     Stopped,
     await_end,
     prepare_to_play,
     start,
+    start_fork_server,
 )
 from innet_drl.train.errors import ProcessError
 from innet_drl.train.observe.cost import EnergyCounters, ProcessorTime, gpu_uuids
