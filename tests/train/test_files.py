@@ -19,7 +19,7 @@ from innet_drl.train.errors import RunFolderError
 from innet_drl.train.files import new_file
 from innet_drl.train.learn.checkpoints import save_checkpoint
 from innet_drl.train.networks import make_network
-from innet_drl.train.observe.times import Times
+from innet_drl.train.observe.stopwatch import Times
 from innet_drl.train.play import video
 from innet_drl.train.run_folder import RunFolder
 

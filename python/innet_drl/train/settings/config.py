@@ -386,9 +386,6 @@ class Config(metaclass=_ClearErrors):
     """Seconds between lines of metrics."""
     report_steps: Count = 1000
     """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
-    trace_seconds: Seconds | None = None
-    """Seconds, from the first update on, of which every process records a trace for `innet-drl analyze breakdown
-    --trace`; none by default."""
 
     def __post_init__(self) -> None:
         """Checks the settings that depend on each other."""
