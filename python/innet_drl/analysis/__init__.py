@@ -8,5 +8,5 @@
 | `breakdown` | the time of each process by activity, as a table |
 | `pictures` | files and SVG elements by matplotlib |
 | `flags` | flags of `innet-drl analyze` |
-| `sweep` | how many actors, threads and environments a machine needs: `analyze ratio`, `what-if`, `--actors auto` |
+| `sweep` | how many actors, threads and environments a machine needs: `analyze ratio`, `what-if` |
 """

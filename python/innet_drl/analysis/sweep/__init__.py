@@ -4,7 +4,6 @@
 | --- | --- |
 | `ratio`, `point` | the sweep, and one of its points, a short run in processes of its own |
 | `sweep_file`, `cache` | its file, from which an interrupted sweep continues; finished sweeps of the user |
-| `automatic` | `innet-drl train --actors auto` |
 | `knee` | the knee of a curve, and the recommended point |
 | `model`, `what_if` | service times and queues, fitted to the points; the prediction for other machines |
 | `machine` | processor, hardware threads and GPUs |

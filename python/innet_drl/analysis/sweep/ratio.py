@@ -14,7 +14,7 @@ from typing import Any
 
 from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
-from innet_drl.analysis.sweep import cache, figures, tables
+from innet_drl.analysis.sweep import figures, tables
 from innet_drl.analysis.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.machine import hardware_threads, this_machine
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
@@ -84,7 +84,7 @@ def run(flags: RatioFlags) -> None:
                     f"point {len(sweep.points) + 1} of up to {planned}, {tables.name(key)}", done
                 ),
             )
-            sweep.add(found)
+            sweep.points.append(found)
             sweep.missing = missing
             sweep.save(flags.json)
             page.print(tables.line(found))
@@ -111,8 +111,6 @@ def run(flags: RatioFlags) -> None:
         print(f"results: {flags.json}, {plot}")
     else:
         print(f"results: {flags.json}; no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
-    if cache.keep(sweep) is not None:
-        print("innet-drl train --actors auto takes this recommendation, on this machine with these settings")
     noisy = [point for point in sweep.points if point.others > NOISY]
     if noisy:
         most = max(point.others for point in noisy)

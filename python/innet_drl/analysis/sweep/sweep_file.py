@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import os
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ class Sweep:
     """Reason of each missing counter, by its name."""
     results: dict[str, Any] = field(default_factory=dict)
     """Results of the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
-    measured: str = ""
-    """Local time of the newest point; empty without points."""
 
     @property
     def gpus(self) -> int:
@@ -42,18 +39,12 @@ class Sweep:
         """Returns the measured point with these actors, threads and environments."""
         return next((point for point in self.points if point.key == key), None)
 
-    def add(self, point: Point) -> None:
-        """Adds a point measured now."""
-        self.points.append(point)
-        self.measured = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
-
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
         values = {
             "machine": dataclasses.asdict(self.machine),
             "preset": self.preset,
             "settings": self.config.as_dict(),
-            "measured": self.measured,
             "missing": self.missing,
             "points": [dataclasses.asdict(point) for point in self.points],
             **self.results,
@@ -76,8 +67,7 @@ class Sweep:
             values = json.loads(path.read_text())
             points = [Point(**point) for point in values["points"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
-            measured = values.get("measured", "")
-            return cls(machine, values["preset"], config, points, values["missing"], measured=measured)
+            return cls(machine, values["preset"], config, points, values["missing"])
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: {error.strerror}: measure a sweep first, innet-drl analyze ratio --json {path}"

@@ -206,8 +206,8 @@ class Config(metaclass=_ClearErrors):
     # Actors.
 
     actors: Count = 1
-    """Actor processes; a serial run always has one actor. On the command line `--actors auto` takes the number that a
-    sweep recommends (`innet-drl analyze ratio`)."""
+    """Actor processes; a serial run always has one actor. On the command line `auto` is the number for this machine:
+    its cores, but for one of each learner with a GPU, or half of them for a learner on the CPU."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
     environment_threads: Threads = 1
