@@ -69,9 +69,10 @@ class Reporter:
         """Writes pending lines if they can be written, and closes the files."""
         assert self._files is not None
         self.end_times()
-        with self._session.folder.writing():
-            with contextlib.suppress(RunFolderError):
-                self.write_pending_lines()
+        # A disk that is still full was reported with the first line that it refused.
+        with contextlib.suppress(RunFolderError):
+            self.write_pending_lines()
+        with contextlib.suppress(OSError):
             self._files.close()
 
     @property
