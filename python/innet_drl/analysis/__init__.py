@@ -4,7 +4,7 @@
 | --- | --- |
 | `report`, `report.html` | the function of `innet-drl report`, from runs to one HTML file, and its template |
 | `recorded_run` | a run as its folder records it |
-| `charts`, `drawing`, `tables` | charts and tables of one or several runs |
+| `charts`, `tables` | charts and tables of one or several runs |
 | `breakdown` | the time of each process by activity, as a table |
 | `pictures` | files and SVG elements by matplotlib |
 | `flags` | flags of `innet-drl analyze` |

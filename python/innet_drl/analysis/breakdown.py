@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from innet_drl.analysis.flags import BreakdownFlags
-from innet_drl.analysis.recorded_run import read_sessions
+from innet_drl.analysis.recorded_run import read_lines
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.observe.display import aligned
 from innet_drl.train.observe.stopwatch import MEMORY, RATIO, WAITING, add_seconds, read_times
@@ -131,7 +131,7 @@ def read(path: Path) -> Breakdown:
     config, times = RunFolder.open(path).config(), read_times(path)
     if not times:
         raise ConfigurationError(f"{path} has recorded no times: it has no times.json")
-    devices = [session["device"] for session in read_sessions(path) if "device" in session]
+    devices = [session["device"] for session in read_lines(path / "sessions.jsonl") if "device" in session]
     note = HOST_TIMES if devices and devices[-1] != "cpu" else ""
     seconds = times.pop("seconds")
     # By length: `actor 10` is behind `actor 9`.
