@@ -14,7 +14,7 @@ import jinja2
 
 import innet_drl as innet
 from innet_drl.analysis import tables
-from innet_drl.analysis.charts import Chart, charts
+from innet_drl.analysis.charts import charts
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable
@@ -34,15 +34,6 @@ class Report:
     runs: tuple[RecordedRun, ...]
     notes: tuple[str, ...]
     """Linked videos."""
-
-
-@dataclass(frozen=True)
-class _Game:
-    """Runs of one environment, with their charts."""
-
-    environment: str
-    runs: tuple[RecordedRun, ...]
-    charts: list[Chart]
 
 
 @dataclass(frozen=True)
@@ -96,10 +87,13 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
 
 
 def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progress) -> str:
-    environments = dict.fromkeys(run.config.environment_name for run in runs)
-    games = [
-        _game(name, [run for run in runs if run.config.environment_name == name], progress) for name in environments
-    ]
+    environments: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        environments.setdefault(run.config.environment_name, []).append(run)
+    drawn = {
+        name: charts(played, progress) if any(run.lines for run in played) else []
+        for name, played in environments.items()
+    }
     differing, settings = tables.settings(runs)
     # Text is escaped, except for `Markup`.
     environment = jinja2.Environment(
@@ -113,7 +107,7 @@ def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progr
         release=innet.__version__,
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         runs=runs,
-        games=games,
+        charts=drawn,
         results=tables.results(runs),
         learner_times=tables.times(runs, "learner_time"),
         actor_times=tables.times(runs, "actor_time"),
@@ -122,10 +116,6 @@ def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progr
         settings=settings,
         machines=tables.machines(runs),
     )
-
-
-def _game(environment: str, runs: list[RecordedRun], progress: Progress) -> _Game:
-    return _Game(environment, tuple(runs), charts(runs, progress) if any(run.lines for run in runs) else [])
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -88,9 +88,9 @@ def machines(runs: Sequence[RecordedRun]) -> list[Row]:
         "innet_drl": "innet-drl",
     }
     rows = [Row(label, [str(session.get(name, NOTHING)) for session in begun]) for name, label in names.items()]
-    versions = [each["versions"] if isinstance(each.get("versions"), dict) else {} for each in begun]
+    versions = [each.get("versions", {}) for each in begun]
     packages = dict.fromkeys(package for found in versions for package in found)
-    rows += [Row(str(package), [str(found.get(package, NOTHING)) for found in versions]) for package in packages]
+    rows += [Row(package, [str(found.get(package, NOTHING)) for found in versions]) for package in packages]
     return _known(rows)
 
 
@@ -122,13 +122,10 @@ def _rate(run: RecordedRun, name: str) -> str:
 
 
 def _began(run: RecordedRun) -> str:
-    began = [session["began"] for session in run.sessions if isinstance(session.get("began"), str)]
+    began = [session["began"] for session in run.sessions if "began" in session]
     if not began:
         return NOTHING
-    try:
-        first = f"{datetime.datetime.fromisoformat(began[0]):%Y-%m-%d %H:%M}"
-    except ValueError:
-        first = began[0]
+    first = f"{datetime.datetime.fromisoformat(began[0]):%Y-%m-%d %H:%M}"
     return first if len(began) == 1 else f"{first}; {len(began)} sessions"
 
 
