@@ -12,8 +12,7 @@ import torch
 from training import small
 
 from innet_drl.analysis.report import write_report
-from innet_drl.analysis.sweep.machine import this_machine
-from innet_drl.analysis.sweep.sweep_file import Sweep
+from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.train import environments
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.files import new_file
