@@ -31,7 +31,6 @@ PROPOSALS = 2
 """Points that the model proposes and the sweep measures."""
 NOISY = 0.05
 """Share of the hardware threads that other programs may use without a warning."""
-
 CPUS = Path("/sys/devices/system/cpu")
 
 Key = tuple[int, int, int]

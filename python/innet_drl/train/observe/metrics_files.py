@@ -55,6 +55,7 @@ class MetricsFiles:
         self._add_event(summary=_hyperparameters(settings))
         charts = {title: ["Multiline", panel.tags] for title, panel in PANELS.items()}
         self._add_event(summary=custom_scalars({"innet-drl": charts}))  # type: ignore[no-untyped-call]
+        self._events.flush()
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both files.
