@@ -20,12 +20,11 @@ from benchmarks.sweep import RECORD
 from benchmarks.table import today
 
 COMMANDS = (
-    *("adapters", "algorithms", "away", "connections", "data", "delay", "fairness", "figures", "gradients", "growth"),
-    *("hostile", "killed", "learning", "paper", "profiler", "rows", "scrape", "service_times", "shards", "snapshots"),
-    *("soak", "supervised", "sweep", "table", "timers"),
+    *("adapters", "algorithms", "connections", "fairness", "figures", "gradients", "growth", "hostile", "killed"),
+    *("learning", "paper", "rows", "service_times", "shards", "soak", "supervised", "sweep", "table"),
 )
 """Commands that are not in the catalogue. Each is a function in the module of its name, or in that of `MODULES`."""
-MODULES = {"gradients": "gradients.evaluation", "paper": "paper.evaluation", "profiler": "timers"}
+MODULES = {"gradients": "gradients.evaluation", "paper": "paper.evaluation"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,7 +50,7 @@ def everything() -> None:
     # Lines are collected in an ignored folder: a changed tracked file would mark the measured commit as dirty.
     collected = recording.FOLDER / "results.jsonl"
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
-    runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"], ["-m", "benchmarks", "delay"]]
+    runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"]]
     runs.append(["-m", "benchmarks.training_loop", "--rounds", "2", "--seconds", "45"])
     failed = []
     with collected.open("w") as lines:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,11 @@ def learning(runs: tuple[Path, ...], record: Path) -> None:
 
 
 def _ours(folder: Path) -> Iterator[Line]:
-    run = read_run(folder, folder.name, 0, lambda *_: None)
+    run = read_run(folder, folder.name)
     columns = [run.column(name) for name in ("time_s", "env_frames", "learner_updates", "return_mean")]
     yield from _thinned(np.stack(columns, 1).tolist())
     if run.evaluation is not None:
-        yield {"evaluation": asdict(run.evaluation)}
+        yield {"evaluation": run.evaluation}
 
 
 def _cleanrl(folder: Path) -> Iterator[Line]:

@@ -20,7 +20,7 @@ from benchmarks import recording
 from benchmarks.clients import PUSH, Clients
 from benchmarks.processes import cpu_seconds, resident_bytes
 from benchmarks.relay import RelayProcess
-from benchmarks.systems import Address, Service
+from benchmarks.systems import Service
 
 PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
@@ -167,11 +167,7 @@ class Sample(_OnServer):
         writer.push(items)
         writer.flush()
         writer.close()
-        self.reader = system.READERS[reader](self.address(), batch, **settings)
-
-    def address(self) -> Address:
-        """Address that the reader connects to."""
-        return self.service.address
+        self.reader = system.READERS[reader](self.service.address, batch, **settings)
 
     def check(self) -> None:
         recording.load().check(self.reader.sample(), self.batch)
@@ -183,22 +179,6 @@ class Sample(_OnServer):
     def close(self) -> None:
         self.reader.close()
         super().close()
-
-
-class SampleOverLink(Sample):
-    """Samples batches from a server over an emulated link."""
-
-    def __init__(self, system: ModuleType, each_way_ms: float, **settings: Any) -> None:
-        self._each_way_ms = each_way_ms
-        super().__init__(system, **settings)
-
-    def address(self) -> Address:
-        self._link = RelayProcess(self.service.address, self._each_way_ms)
-        return self._link.address
-
-    def close(self) -> None:
-        super().close()
-        self._link.close()
 
 
 class SampleInProcess:
@@ -452,7 +432,6 @@ class Limit:
 _ALL = (
     Push,
     Sample,
-    SampleOverLink,
     SampleInProcess,
     Vectors,
     Tree,

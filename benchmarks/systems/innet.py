@@ -123,20 +123,7 @@ class PrefetchingReader:
         self._replay.close()
 
 
-class Learner(PrefetchingReader):
-    """`Replay.batches` and `Replay.update_priorities`: a learner without computation."""
-
-    def __init__(self, address: Address, batch: int, threads: int = 2) -> None:
-        super().__init__(address, batch, threads)
-        self._priorities = np.random.default_rng(0).random(batch) + 0.01
-
-    def sample(self) -> dict[str, NDArray[Any]]:
-        batch = next(self._batches)
-        self._replay.update_priorities("breakout", batch.ids, self._priorities, wait=False)
-        return _arrays(batch)
-
-
-READERS = {"client": Reader, "prefetching": PrefetchingReader, "learner": Learner}
+READERS = {"client": Reader, "prefetching": PrefetchingReader}
 
 
 class Memory(_Samples):

@@ -123,7 +123,7 @@ def train(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import parse_train
 
     chosen = parse_train(arguments)
-    flags, config = chosen.flags, chosen.config
+    flags = chosen.flags
     callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import local
     from innet_drl.train.observe.page import Page, logs_on_console
@@ -131,12 +131,8 @@ def train(arguments: Sequence[str]) -> None:
 
     out = flags.resume or flags.out
     with logs_on_console():
-        if chosen.automatic:
-            from innet_drl.analysis.sweep.automatic import with_recommendation
-
-            config = with_recommendation(config, chosen.automatic, chosen.preset)
         local.train(
-            config,
+            chosen.config,
             out or RunFolder.default_path(chosen.name),
             resume=flags.resume is not None,
             unused=out is None,

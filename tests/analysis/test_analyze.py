@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
-from innet_drl.analysis.sweep import cache
 from innet_drl.analysis.sweep.point import busy_seconds
 from innet_drl.analysis.sweep.ratio import lists_of
 from innet_drl.cli import main
@@ -31,15 +29,6 @@ FIELDS = {
     *("actors", "threads", "environments", "frames_per_s", "updates_per_s", "samples_per_insert"),
     *("cpu", "gpu", "cpu_watts", "gpu_watts", "watts", "frames_per_joule"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in place of the user's, for finished sweeps."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "cache_folder", lambda: folder)
-        yield folder
 
 
 def ratio(file: Path, *flags: str) -> list[str]:
@@ -91,15 +80,6 @@ def test_points_that_a_file_has_are_not_measured_again(swept: Path, tmp_path: Pa
         assert "no GPU for the learner: a CPU learner beside CPU actors is measured" in printed
     assert main(ratio(file, "--actors", "1", "--threads", "1", "--environments", "2", "--grid")) == 0
     assert len(points(file)) == len(before) + 1
-
-
-def test_a_finished_sweep_is_kept_for_the_user(swept: Path, kept: Path) -> None:
-    found = json.loads(swept.read_text())
-    files = [json.loads(file.read_text()) for file in kept.iterdir()]
-    (sweep,) = (each for each in files if each["settings"] == found["settings"])
-    # A later sweep of the same settings adds its points.
-    assert [point for point in found["points"] if point not in sweep["points"]] == []
-    assert sweep["measured"] >= found["measured"] != ""
 
 
 def test_counters_that_are_missing_are_named(swept: Path, tmp_path: Path, capfd: Any) -> None:

@@ -15,13 +15,11 @@ import pytest
 
 from innet_drl.analysis.flags import WhatIfFlags
 from innet_drl.analysis.sweep.knee import curve_of, knee, recommended
-from innet_drl.analysis.sweep.machine import Gpu, Machine
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors, throughput
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.analysis.sweep.ratio import Key, Lists, propose, results
-from innet_drl.analysis.sweep.sweep_file import Sweep
-from innet_drl.analysis.sweep.tables import prediction
-from innet_drl.analysis.sweep.what_if import predict
+from innet_drl.analysis.sweep.sweep_file import Gpu, Machine, Sweep
+from innet_drl.analysis.sweep.what_if import predict, table
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse
 from innet_drl.train.settings.config import Config
@@ -171,7 +169,7 @@ def test_another_machine_is_asked_for(small_machine: list[Point]) -> None:
     assert (here["threads"], asked["threads"]) == (4, 64)
     assert asked["frames_per_s"] >= here["frames_per_s"]
     assert asked["bottleneck"] == "learner: update on the CPU"
-    shown = prediction(found, sweep(small_machine, gpus=0))
+    shown = table(found, sweep(small_machine, gpus=0))
     assert "64 threads are more than the 4 that were measured" in shown
     assert "at the median of points that were left out of the fit" in shown
 
@@ -183,7 +181,7 @@ def test_several_faster_gpus_are_asked_for() -> None:
     here, asked = found["measured machine"], found["asked machine"]
     assert asked["frames_per_s"] > 4 * here["frames_per_s"]
     assert asked["actors"] > here["actors"]
-    assert "an upper bound" in prediction(found, sweep(points, gpus=1))
+    assert "an upper bound" in table(found, sweep(points, gpus=1))
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,13 @@ from training import BothHavePlayed, lines, small
 from benchmarks.learning import learning
 from innet_drl import train
 from innet_drl.analysis import report
-from innet_drl.analysis.drawing import Chart, Curve, draw
-from innet_drl.analysis.recorded_run import read_run
+from innet_drl.analysis.charts import Curve, draw
 from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.observe.display import silent
 from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.panels import Panel
 from innet_drl.train.run_folder import RunFolder
 
 
@@ -147,36 +146,19 @@ def test_runs_of_other_games_have_charts_of_their_own(runs: list[Path], tmp_path
     assert page.headings[0] == "2 runs of brought:Drawn, CartPole-v1"
 
 
-def test_damaged_lines_are_left_out_with_a_note(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = copied / "metrics.jsonl"
+def test_lines_that_were_cut_are_left_out(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics, sessions = copied / "metrics.jsonl", copied / "sessions.jsonl"
     whole = metrics.read_text().splitlines()
-    broken = ["{", "[]", "\x00", '{"time_s": "x", "agent_steps": 1}', '{"agent_steps": 1e999, "time_s": [1]}', "NaN"]
-    diverged = json.dumps({**json.loads(whole[-1]), "td_loss": float("nan"), "q_mean": None})
-    metrics.write_text("\n".join([*broken, *whole, diverged]) + "\n" + whole[-1][:50])
-    sessions = copied / "sessions.jsonl"
-    sessions.write_text(sessions.read_text() + "torn\n")
-    (copied / "evaluation.json").write_text('{"mean": ')
-    assert main(["report", str(copied)]) == 0
-    note = "6 damaged lines of metrics.jsonl left out: 1, 2, 3, 4, 5, ..."
-    assert f"{copied}: {note}" in capsys.readouterr().err
-    page = Page(copied / "report.html")
-    for text in (note, "1 damaged line of sessions.jsonl left out: 3", "evaluation.json is damaged and left out"):
-        assert text in page.source
+    diverged = json.dumps({**json.loads(whole[-1]), "td_loss": float("nan")})
+    metrics.write_text("\n".join([*whole, diverged]) + "\n" + whole[-1][:50])
+    begun, ended = sessions.read_text().splitlines()
+    sessions.write_text("\n".join([begun, begun[:20], begun, ended]) + "\n")
+    page = Page(write_report([copied]).path)
     assert page.rows["lines of metrics"] == [str(len(whole) + 1)]
-
-
-def test_lines_of_metrics_with_null_and_objects_are_read(copied: Path) -> None:
-    """Runs that began with an earlier state of the package have them."""
-    new = lines(copied)[-1]
-    old = {name: value for name, value in new.items() if "/" not in name}
-    old |= {"joules": None, "learner_time": parts(new, "learner_time"), "actor_scores": parts(new, "actor_scores")}
-    assert old["learner_time"]
-    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (old, new)))
-    run = read_run(copied, "run", 0, silent)
-    assert run.notes == []
-    for name in ("learner_time", "actor_scores"):
-        for key in run.keys(name):
-            assert np.ptp(run.column(f"{name}/{key}")) == 0
+    assert page.rows["began"][0].endswith("; 2 sessions")
+    (copied / "evaluation.json").write_text('{"mean": ')
+    assert main(["report", str(copied)]) == 1
+    assert f"error: {copied}/evaluation.json is damaged: " in capsys.readouterr().err
 
 
 def test_a_run_that_has_begun_or_is_training_or_was_killed(copied: Path, tmp_path: Path) -> None:
@@ -255,13 +237,14 @@ def test_many_lines_make_a_small_file(copied: Path) -> None:
     written = write_report([copied], progress=lambda activity, done: shown.append((activity, done)))
     assert written.bytes < 500_000
     assert Page(written.path).rows["lines of metrics"] == ["20,000"]
-    assert ("reading run", "20,000 lines") in shown
+    assert ("drawing brought:Drawn", "0 of 27 charts") in shown
 
 
 def test_a_long_curve_is_short_and_keeps_its_peaks() -> None:
     x, y = np.arange(100_000.0), np.random.default_rng(0).normal(size=100_000)
     y[55_555], y[77_777], y[10] = 100.0, np.nan, -100.0
-    drawn = draw(Chart("title", "unit", [Curve("label", x, y, 0)]))
+    drawn = draw(Panel("unit", {}), [Curve("label", x, y, {})])
+    assert drawn is not None
     assert len(drawn) < 40_000
     curve = max(re.findall(r' d="([^"]*)"', drawn), key=len)
     heights = [float(height) for height in re.findall(r"[ML] [\d.]+ ([\d.]+)", curve)]
@@ -269,6 +252,15 @@ def test_a_long_curve_is_short_and_keeps_its_peaks() -> None:
     others = sorted(heights)[1:-1]
     assert others[0] - highest > 30
     assert lowest - others[-1] > 30
+
+
+def test_the_legend_of_many_actors_has_the_first_and_the_last_with_values() -> None:
+    x = np.arange(3.0)
+    curves = [Curve(f"actor {n}", x, np.full(3, n if 0 < n < 20 else np.nan), {}) for n in range(22)]
+    drawn = draw(Panel("unit", {}), curves)
+    assert drawn is not None
+    assert re.findall(r">(actor [^<]*)<", drawn) == ["actor 1 1", "actor 19 19"]
+    assert draw(Panel("unit", {}), curves[:1]) is None
 
 
 def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

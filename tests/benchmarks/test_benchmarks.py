@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -14,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Server
 
 import innet_drl as innet
 from benchmarks import report, soak
 from benchmarks.attacks import Attacker
-from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.fairness import TRANSPORTS, fairness, unfairness
@@ -27,15 +24,11 @@ from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
-from benchmarks.scrape import scrape
 from benchmarks.shards import shards
-from benchmarks.snapshots import snapshots
 from benchmarks.supervised import supervised
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
-from benchmarks.timers import of_samples, timers
-from benchmarks.turns import clients
 
 pytestmark = pytest.mark.slow
 
@@ -339,14 +332,6 @@ def test_writers_behind_a_replay_ratio_are_compared(capsys: pytest.CaptureFixtur
         assert goal["ratio"] < 20, goal
 
 
-def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    away(times=1, under=("writer",))
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    works = [line["missing"] for line in told if line.get("until") == "works"]
-    assert works == [0, 0]
-    assert [line["doubled"] for line in told if "doubled" in line] == [0, 0]
-
-
 def test_steps_of_a_killed_server_with_snapshots_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     killed(times=3, every_ms=50)
     total, *goals = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -366,83 +351,11 @@ def test_steps_of_several_killed_servers_are_counted(capsys: pytest.CaptureFixtu
     assert [goal["steps"] for goal in goals[:4]] == [0] * 4
 
 
-def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    snapshots(steps=1_000, every=0.6, pairs=2)
-    without, saving, *rates, memory = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    # A turn without any counts as one with one step.
-    for line in (without, saving):
-        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 10
-    assert len(rates) == 3
-    assert memory["bytes"] > 0
-    # Of a rounded ratio.
-    assert memory["met"] == (memory["ratio"] <= 1.1) or memory["ratio"] == 1.1
-
-
-def test_scrapes_are_measured_against_turns_without(capsys: pytest.CaptureFixture[str]) -> None:
-    scrape(pairs=2, seconds=0.3, steps=1_000)
-    without, scraped, pushes, samples, both = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    for line in (without, scraped):
-        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 10
-    assert both["ratio"] == pytest.approx((pushes["ratio"] * samples["ratio"]) ** 0.5, rel=1e-3)
-    for goal in (pushes, samples, both):
-        assert goal["met"] == (goal["ratio"] >= 0.98) or goal["ratio"] == 0.98
-        least, most = goal["quartiles"]
-        assert least - 1e-3 <= goal["ratio"] <= most + 1e-3
-
-
-@pytest.mark.parametrize("client", ["push", "sample"])
-def test_a_client_that_ends_at_its_start_ends_the_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
-) -> None:
-    monkeypatch.setattr(f"benchmarks.turns.{client}", end_at_once)
-    ended = pytest.raises(SystemExit, match="ended")
-    with Server(f"unix://{tmp_path}/s", "--log-level=error") as server, ended, clients(server.address, 1_000):
-        pass
-
-
-def end_at_once(*_: object) -> None:
-    """The main function of a client that ends at its start."""
-
-
 def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:
     shards(rounds=1, seconds=0.2, steps=2_400)
     one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert min(one["value"], three["value"], ratio["ratio"]) > 0
     assert frequencies["met"]
-
-
-def test_the_cost_of_timers_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    timers(rounds=1, steps=200)
-    *turns, goal, trace = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [turn["system"] for turn in turns] == ["without", "with", "trace"]
-    assert min(goal["ratio"], trace["ratio"]) > 0
-
-
-@pytest.mark.parametrize(
-    ("outer", "file", "call", "activity"),
-    [
-        ("playing.py", "train/play/actor.py", "self._environments.step(action)", "environment"),
-        ("playing.py", "train/play/actor.py", "action = choose(", "inference"),
-        ("playing.py", "train/play/actor.py", "episodes.add(step", "other"),
-        ("playing.py", "launch/playing.py", "writer.flush(timeout", "wait for the memory"),
-        ("parallel.py", "train/learn/learner.py", "loss.backward()", "backward"),
-        ("parallel.py", "train/learn/learner.py", "targets = self.targets(batch)", "targets"),
-        ("parallel.py", "launch/parallel.py", "trainer.priorities(earlier)", "priorities"),
-        ("parallel.py", "batches.py", "batch = next(self._batches)", "wait for a batch"),
-        ("parallel.py", "batches.py", "return to_device(batch, self._device)", "upload"),
-    ],
-)
-def test_stacks_of_a_profile_have_the_activities_of_the_timers(outer: str, file: str, call: str, activity: str) -> None:
-    package = Path(innet.__file__).parent
-    source = (package / file).read_text()
-    line = 1 + next(number for number, text in enumerate(source.splitlines()) if call in text)
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    inner = [node.name for node in functions if node.lineno <= line <= (node.end_lineno or 0)][-1]
-    loop = {"playing.py": "play", "parallel.py": "train"}[outer]
-    where = f"{package / file}:{line}"
-    frames = f"main (x.py:1);{loop} ({package / 'launch' / outer}:1);Class.{inner} ({where});f (/y.py:2)"
-    (shares,) = of_samples(f'process 1:"x";thread (1): MainThread;{frames} 7\n').values()
-    assert shares == {activity: 1.0}
 
 
 def test_the_suites_are_run_on_a_busy_machine_and_counted(

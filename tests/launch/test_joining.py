@@ -21,7 +21,6 @@ from innet_drl.train.environments.vector import NOTE_LENGTH
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse_learner
 from innet_drl.train.observe.metrics import ActorReport, Game
-from innet_drl.train.observe.stopwatch import Laps
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.published_run import (
     REPORT_BYTES,
@@ -78,10 +77,9 @@ def test_the_settings_of_a_run_reach_processes_that_join(address: str) -> None:
 def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, number, {"name": "x" * (number % 500)}) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
-    laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
     notes = {str(number): "x" * NOTE_LENGTH for number in range(9)}
     means = {"epsilon": (0.5, 1), "q_predicted": (1e-30, 250)}
-    reports = [ActorReport(1, 250, games, 77, seconds, means, laps, notes), ActorReport(0, 8, [], 0, {})]
+    reports = [ActorReport(1, 250, games, 77, seconds, means, notes), ActorReport(0, 8, [], 0, {})]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []
         for report in reports:

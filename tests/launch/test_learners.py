@@ -28,11 +28,8 @@ from training import lines, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.launch import actors, learners, local
-from innet_drl.launch.learners import LearnerResult
 from innet_drl.launch.processes import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
-from innet_drl.train.observe.stopwatch import Laps
-from innet_drl.train.observe.times import LearnerTimes
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -140,12 +137,6 @@ def test_further_learners_see_the_gpus_of_the_first(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(learners, "run_learner", name_gpus)
     with pytest.raises(LearnerError, match="it sees the GPUs 6,7"):
         local.train(small(learners=2, device="cpu"), tmp_path / "run")
-
-
-def test_an_error_has_no_laps_of_a_trace() -> None:
-    laps = Laps("host", 0.0, 0, [("forward", 1)] * 1000)
-    result = LearnerResult(5, b"", LearnerTimes({}, {}, {"": laps}))
-    assert len(str(result)) < 100
 
 
 def test_several_learners_want_processes_and_a_replay_server() -> None:

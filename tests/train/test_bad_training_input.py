@@ -30,7 +30,8 @@ from innet_drl.train.errors import (
     UnavailableEnvironmentError,
 )
 from innet_drl.train.memory import ReplayMemory
-from innet_drl.train.observe import metrics_files
+from innet_drl.train.observe.metrics import Metrics
+from innet_drl.train.observe.metrics_files import MetricsFiles
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.runs import trainer
 from innet_drl.train.runs.reporting import Reporter
@@ -178,7 +179,7 @@ def test_a_full_disk_on_the_way_does_not_end_training(
 ) -> None:
     """The disk is full for the first two checkpoints and a line of metrics; both are written later."""
     run = tmp_path / "run"
-    save, append = RunFolder.save_checkpoint, metrics_files._append
+    save, write = RunFolder.save_checkpoint, MetricsFiles.write
     refused = {"checkpoint": 2, "line": 2}
 
     def refuse(what: str) -> None:
@@ -191,14 +192,13 @@ def test_a_full_disk_on_the_way_does_not_end_training(
             refuse("checkpoint")
         save(self, *arguments)
 
-    def append_later(file: Any, data: bytes) -> None:
-        if b"agent_steps" in data:
-            refuse("line")
-        append(file, data)
+    def write_later(self: MetricsFiles, line: Metrics) -> None:
+        refuse("line")
+        write(self, line)
 
     monkeypatch.setattr(trainer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(RunFolder, "save_checkpoint", save_later)
-    monkeypatch.setattr(metrics_files, "_append", append_later)
+    monkeypatch.setattr(MetricsFiles, "write", write_later)
     local.train(small(serial=True, steps=800, checkpoint_minutes=1e-6), run)
     assert refused == {"checkpoint": 0, "line": 0}
     assert RunFolder(run).newest_checkpoint() is not None

@@ -18,7 +18,7 @@ from calls import Lines
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.flags import ELSEWHERE, parse_train
+from innet_drl.train.flags import ELSEWHERE, parse_learner, parse_train
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings import short_help
 from innet_drl.train.settings.config import Config, read_settings
@@ -72,6 +72,51 @@ def test_arguments_that_a_file_cannot_have_are_named(tmp_path: Path, caplog: pyt
     (record,) = caplog.records
     assert "text instead of environment_args.locks, environment_args.inner.make, and so" in record.getMessage()
     assert Config.load(tmp_path / "config.yaml").environment_args["length"] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "actors"),
+    [
+        ([], False, 4),
+        ([], True, 7),
+        (["--learners", "2"], True, 6),
+        (["--device", "cpu"], True, 4),
+        (["--environment-threads", "3"], True, 2),
+        (["--actor-threads", "9"], False, 1),
+    ],
+)
+def test_actors_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], gpu: bool, actors: int
+) -> None:
+    monkeypatch.setattr("innet_drl.train.flags.cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    file = tmp_path / "settings.yaml"
+    file.write_text("actors: auto\nenvironments: 5\n")
+    assert parse_train(["--preset=cartpole", "--actors=auto", *flags]).config.actors == actors
+    config = parse_train(["--preset=cartpole", "--config", str(file), *flags]).config
+    assert (config.actors, config.environments) == (actors, 5)
+    assert parse_train(["--config", str(file), "--actors", "3", *flags]).config.actors == 3
+
+
+@pytest.mark.parametrize("value", ["many", "Auto", "auto4", "1.5"])
+def test_another_number_of_actors_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        parse_train(["--actors", value])
+    assert refused.value.code == 2
+    printed = capsys.readouterr().err
+    assert value in printed
+    assert "--actors INT|{auto}" in printed
+
+
+def test_runs_whose_actors_cannot_be_chosen() -> None:
+    auto = ["--preset", "cartpole", "--actors", "auto"]
+    with pytest.raises(ConfigurationError, match="a serial run has one actor: omit --actors or --serial"):
+        parse_train([*auto, "--serial"])
+    with pytest.raises(ConfigurationError, match="actors with --launcher ray are on other machines: give their number"):
+        parse_train([*auto, "--launcher", "ray"])
+    with pytest.raises(ConfigurationError, match="actors of innet-drl learner are on other machines: give their"):
+        parse_learner([*auto, "--replay", "innet://127.0.0.1:1", "--out", "run"])
 
 
 def test_a_number_of_an_argument_is_read_as_in_a_file() -> None:

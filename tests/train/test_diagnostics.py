@@ -28,7 +28,6 @@ from innet_drl.train.learn.diagnostics import Diagnostics, Watch, adam_epsilon_s
 from innet_drl.train.learn.learner import Learner
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.observe import signs as train_signs
-from innet_drl.train.observe.display import silent
 from innet_drl.train.observe.metrics import parts
 from innet_drl.train.observe.signs import RECENT, SignsOfRun
 from innet_drl.train.settings.presets import PRESETS
@@ -211,7 +210,7 @@ def test_a_planted_cause_is_said_in_log_and_report(
     run = tmp_path / "run"
     local.train(dataclasses.replace(HEALTHY, **changes), run)
     assert len([line for line in caplog.messages if _is(sentence, line)]) == 1, caplog.messages
-    assert any(_is(sentence, sign) for sign in read_run(run, "run", 0, silent).signs)
+    assert any(_is(sentence, sign) for sign in read_run(run, "run").signs)
     assert any(_is(sentence, line) for line in write_report([run]).path.read_text().splitlines())
 
 
@@ -226,7 +225,7 @@ def test_a_healthy_run_says_nothing_and_has_its_diagnoses(
     run = tmp_path / "run"
     result = local.train(HEALTHY, run)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
-    assert read_run(run, "run", 0, silent).signs == []
+    assert read_run(run, "run").signs == []
     diagnosed = [line for line in lines(run) if "policy_agreement" in line]
     assert result.learner_updates // 20 - RECENT <= len(diagnosed) <= result.learner_updates // 20
     assert ["policy_churn" not in line for line in diagnosed] == [True] + [False] * (len(diagnosed) - 1)

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,29 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [event.step for event in events.Scalars("counts/games")] == kept
+
+
+def test_a_line_that_a_full_disk_cut_is_completed(tmp_path: Path) -> None:
+    line = recorded().line()
+    files = MetricsFiles(tmp_path)
+    written = [{**line, "games": number} for number in range(20)]
+    files.write(written[0])
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number, each in enumerate(written[1:]):
+        # Room for no more than a part of the longer line, of an event.
+        size = max(file.stat().st_size for file in tmp_path.iterdir())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10 * number, unlimited[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                files.write(each)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        files.write(each)
+    files.close()
+    assert [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == written
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.value for event in events.Scalars("counts/games")] == list(range(20))
 
 
 def test_updates_after_a_checkpoint_while_actors_waited_are_dropped(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@
 | --- | --- |
 | `report`, `report.html` | the function of `innet-drl report`, from runs to one HTML file, and its template |
 | `recorded_run` | a run as its folder records it |
-| `charts`, `drawing`, `tables` | charts and tables of one or several runs |
-| `breakdown`, `bars`, `bar_picture`, `trace` | the time of each process by activity, as table, picture and trace |
+| `charts`, `tables` | charts and tables of one or several runs |
+| `breakdown` | the time of each process by activity, as a table |
 | `pictures` | files and SVG elements by matplotlib |
 | `flags` | flags of `innet-drl analyze` |
-| `sweep` | how many actors, threads and environments a machine needs: `analyze ratio`, `what-if`, `--actors auto` |
+| `sweep` | how many actors, threads and environments a machine needs: `analyze ratio`, `what-if` |
 """

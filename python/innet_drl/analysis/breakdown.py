@@ -1,46 +1,164 @@
-"""`innet-drl analyze breakdown`: the time of actors and learners, as a table, JSON, a picture and a trace."""
+"""`innet-drl analyze breakdown`: the time of actors and learner by activity, as a table and JSON.
+
+Furukawa and Matsutani show their baseline in the same way: a bar for actors and one for the learner, with shares of
+parameters, experience and computation.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from innet_drl.analysis import trace
-from innet_drl.analysis.bars import KINDS, Breakdown, read
 from innet_drl.analysis.flags import BreakdownFlags
-from innet_drl.extras import naming_extras
+from innet_drl.analysis.recorded_run import read_lines
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.observe.display import aligned
+from innet_drl.train.observe.stopwatch import MEMORY, RATIO, WAITING, add_seconds, read_times
+from innet_drl.train.run_folder import RunFolder
+
+KINDS = {
+    "computation": ("inference", "environment", "targets", "forward", "backward", "optimizer"),
+    "communication": (
+        *("parameters", "write", "send", "sample", "upload", "average gradients", "priorities", "publish"),
+    ),
+    "waiting": (WAITING, RATIO, "wait for the learner"),
+    "bookkeeping": ("free", "evaluate", "report", "checkpoint", "other"),
+}
+"""Activities by kind."""
+START = "start"
+"""Activity before training, excluded from the shares."""
+HOST_TIMES = (
+    "the learner's times are of its host: it starts the GPU's work, which overlaps all of them, and waits for it where "
+    "it needs a result, in priorities"
+)
+"""Note on runs whose learner has a GPU."""
+MOST_PROCESSES = 6
+"""Largest number of bars; above it, all actors share one."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The time of a process, or of all actors together."""
+
+    name: str
+    """`learner 0`, `actor 3`, `serial`, or all `actors`; `learner 0: targets` is a thread that works beside it."""
+    seconds: float
+    """Seconds of training."""
+    shares: dict[str, float]
+    """Shares of the seconds by activity, which sum to 1."""
+    start_s: float
+    """Seconds of the start, before training."""
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Shares by kind of activity."""
+        return {
+            kind: sum(self.shares.get(activity, 0.0) for activity in activities) for kind, activities in KINDS.items()
+        }
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The bars of a run."""
+
+    path: Path
+    environment: str
+    bars: list[Bar]
+    """The learner first."""
+    samples: int
+    """Batches that the memory sampled."""
+    blocked_samples: int
+    """Sampled batches that waited for the replay ratio."""
+    note: str
+
+    @property
+    def shown(self) -> list[Bar]:
+        """The bars of every process, or of the learner and of all actors together."""
+        actors = [bar for bar in self.bars if bar.name.startswith("actor ")]
+        if len(self.bars) <= MOST_PROCESSES or not actors:
+            return self.bars
+        return [*(bar for bar in self.bars if bar not in actors), together(actors)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the breakdown as plain JSON values."""
+        return {
+            "run": str(self.path),
+            "environment": self.environment,
+            "note": self.note or None,
+            "samples": self.samples,
+            "blocked_samples": self.blocked_samples,
+            "bars": [
+                {
+                    "process": bar.name,
+                    "seconds": round(bar.seconds, 3),
+                    "start_s": round(bar.start_s, 3),
+                    "shares": bar.shares,
+                    "kinds": bar.kinds,
+                }
+                for bar in self.bars
+            ],
+        }
 
 
 def run(flags: BreakdownFlags) -> None:
-    """Prints the breakdown of runs, and writes what the flags ask for.
+    """Prints the breakdown of runs, and writes the JSON file that the flags ask for.
 
     Raises:
-        ConfigurationError: No run is named, or it has no times or no trace.
-        RunFolderError: A folder has no run, or a file cannot be read or written.
-        MissingExtraError: A picture needs matplotlib.
+        ConfigurationError: No run is named, or it has no times.
+        RunFolderError: A folder has no run, or the file cannot be written.
     """
     if not flags.runs:
         raise ConfigurationError("innet-drl analyze breakdown shows runs: name their folders, runs/...")
-    folders = list({folder.resolve(): folder for folder in flags.runs}.values())
-    found = [read(folder) for folder in folders]
-    written = []
-    if flags.trace is not None:
-        trace.export(folders, flags.trace)
-        written.append(f"{flags.trace} (open it in https://ui.perfetto.dev)")
+    found = [read(folder) for folder in {folder.resolve(): folder for folder in flags.runs}.values()]
     for breakdown in found:
         print(table(breakdown))
     if flags.json is not None:
         with writing(str(flags.json), "choose another file with --json"):
             flags.json.write_text(json.dumps({"runs": [each.as_dict() for each in found]}, indent=1) + "\n")
-        written.append(str(flags.json))
-    if flags.plot is not None:
-        with naming_extras():
-            from innet_drl.analysis.bar_picture import draw
-        draw(found, flags.plot)
-        written.append(str(flags.plot))
-    if written:
-        print(f"written: {', '.join(written)}")
+        print(f"written: {flags.json}")
+
+
+def read(path: Path) -> Breakdown:
+    """Reads the times of a run.
+
+    Raises:
+        RunFolderError: There is no run.
+        ConfigurationError: The run has recorded no times.
+    """
+    config, times = RunFolder.open(path).config(), read_times(path)
+    if not times:
+        raise ConfigurationError(f"{path} has recorded no times: it has no times.json")
+    devices = [session["device"] for session in read_lines(path / "sessions.jsonl") if "device" in session]
+    note = HOST_TIMES if devices and devices[-1] != "cpu" else ""
+    seconds = times.pop("seconds")
+    # By length: `actor 10` is behind `actor 9`.
+    names = sorted(seconds, key=lambda name: (name.startswith("actor "), len(name), name))
+    return Breakdown(path, config.environment_name, [_bar(name, seconds[name]) for name in names], **times, note=note)
+
+
+def _bar(name: str, seconds: dict[str, float]) -> Bar:
+    if MEMORY in seconds:
+        # The rest of the actor's wait is transfer.
+        waited = min(seconds.get(RATIO, 0.0), seconds[MEMORY])
+        seconds |= {RATIO: waited, "send": seconds.pop(MEMORY) - waited}
+    start = seconds.pop(START, 0.0)
+    return Bar(name, sum(seconds.values()), _shares(seconds), start)
+
+
+def together(bars: Sequence[Bar]) -> Bar:
+    """Merges bars of actors: mean shares, weighted by seconds."""
+    seconds: dict[str, float] = {}
+    for bar in bars:
+        add_seconds(seconds, {activity: share * bar.seconds for activity, share in bar.shares.items()})
+    return Bar("actors", sum(seconds.values()), _shares(seconds), sum(bar.start_s for bar in bars))
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: value / total for name, value in seconds.items()} if total else {}
 
 
 def table(breakdown: Breakdown) -> str:
@@ -58,14 +176,8 @@ def table(breakdown: Breakdown) -> str:
     rows.append(("seconds", *(f"{bar.seconds:,.1f}" for bar in shown)))
     rows.append(("start before, s", *(f"{bar.start_s:,.1f}" for bar in shown)))
     lines = [f"{breakdown.path}: {breakdown.environment}", aligned(rows, left=1)]
-    if any(bar.thread for bar in shown):
+    if any(":" in bar.name for bar in shown):
         lines.append("a column with a colon is a thread that works beside its process: overlapped time")
-    lines += [
-        f"beside {bar.process}, processor time of the core's threads as shares of its seconds: "
-        + ", ".join(f"{work} {share:.1%}" for work, share in bar.beside.items())
-        for bar in shown
-        if bar.beside
-    ]
     if breakdown.samples:
         share = min(1.0, breakdown.blocked_samples / breakdown.samples)
         lines.append(f"{share:.0%} of {breakdown.samples:,} samples waited for the replay ratio")

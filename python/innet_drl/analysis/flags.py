@@ -19,11 +19,6 @@ class BreakdownFlags:
     """Folders of runs, which may be training."""
     json: Path | None = None
     """File for the shares of every process."""
-    plot: Path | None = None
-    """Picture of the bars, .svg or .png; needs matplotlib."""
-    trace: Path | None = None
-    """File for a trace in the JSON format of Chrome, which ui.perfetto.dev opens, of runs trained with
-    `--trace-seconds`."""
 
 
 @dataclass(frozen=True)

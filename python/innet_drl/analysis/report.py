@@ -7,17 +7,14 @@ import datetime
 import os
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-import numpy as np
-from markupsafe import Markup
 
 import innet_drl as innet
 from innet_drl.analysis import tables
 from innet_drl.analysis.charts import charts
-from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable
@@ -36,16 +33,7 @@ class Report:
     bytes: int
     runs: tuple[RecordedRun, ...]
     notes: tuple[str, ...]
-    """Skipped data, and linked videos."""
-
-
-@dataclass(frozen=True)
-class _Game:
-    """Runs of one environment, with their charts."""
-
-    environment: str
-    runs: tuple[RecordedRun, ...]
-    charts: list[tuple[Chart, Markup | None]]
+    """Linked videos."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +73,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         new_file(partial).close()
     try:
         names = _names(folders)
-        read = [
-            read_run(run, name, number, progress) for number, (run, name) in enumerate(zip(folders, names, strict=True))
-        ]
+        read = [read_run(run, name) for run, name in zip(folders, names, strict=True)]
         videos = [_video(run, run.video, path) for run in read if run.video is not None]
         text = _page(read, videos, progress)
         with writing(str(path), "choose another file with --out"):
@@ -96,16 +82,18 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
             partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-    notes = [f"{run.path}: {note}" for run in read for note in run.notes]
-    notes += [f"{video.name} of {video.run}: {video.linked}" for video in videos if video.linked]
+    notes = [f"{video.name} of {video.run}: {video.linked}" for video in videos if video.linked]
     return Report(path, path.stat().st_size, tuple(read), tuple(notes))
 
 
 def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progress) -> str:
-    environments = dict.fromkeys(run.config.environment_name for run in runs)
-    games = [
-        _game(name, [run for run in runs if run.config.environment_name == name], progress) for name in environments
-    ]
+    environments: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        environments.setdefault(run.config.environment_name, []).append(run)
+    drawn = {
+        name: charts(played, progress) if any(run.lines for run in played) else []
+        for name, played in environments.items()
+    }
     differing, settings = tables.settings(runs)
     # Text is escaped, except for `Markup`.
     environment = jinja2.Environment(
@@ -119,7 +107,7 @@ def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progr
         release=innet.__version__,
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         runs=runs,
-        games=games,
+        charts=drawn,
         results=tables.results(runs),
         learner_times=tables.times(runs, "learner_time"),
         actor_times=tables.times(runs, "actor_time"),
@@ -127,30 +115,7 @@ def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progr
         differing=differing,
         settings=settings,
         machines=tables.machines(runs),
-        keys=_keys,
-        legend=[Curve(run.name, np.empty(0), np.empty(0), run.index) for run in runs],
     )
-
-
-def _game(environment: str, runs: list[RecordedRun], progress: Progress) -> _Game:
-    drawn: list[tuple[Chart, Markup | None]] = []
-    planned = charts(runs) if any(run.lines for run in runs) else []
-    for number, chart in enumerate(planned):
-        progress(f"drawing {environment}", f"{number} of {len(planned)} charts")
-        drawn.append((chart, Markup(draw(chart)) if chart.drawn else None))
-    return _Game(environment, tuple(runs), drawn)
-
-
-def _keys(chart: Chart) -> list[Curve]:
-    """Curves in the legend; with many actors only the first and the last."""
-    shown = chart.drawn if len(chart.drawn) <= SERIES else [chart.drawn[0], chart.drawn[-1]]
-    return [replace(curve, label=f"{curve.label} {_value(chart, curve)}") for curve in shown]
-
-
-def _value(chart: Chart, curve: Curve) -> str:
-    value = curve.last
-    assert value is not None
-    return f"{value:.0%}" if chart.is_share else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

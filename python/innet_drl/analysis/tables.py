@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from innet_drl.analysis.recorded_run import FinalEvaluation, RecordedRun
+from innet_drl.analysis.recorded_run import RecordedRun
 from innet_drl.train.observe.display import number, score, shown
 from innet_drl.train.settings.config import Config
 
@@ -44,7 +44,7 @@ def results(runs: Sequence[RecordedRun]) -> list[Row]:
         ("best game", _last("return_best")),
         ("best evaluation", _last("evaluation_best")),
         ("evaluation after training", lambda run: _mean(run.evaluation)),
-        ("the same with sticky actions", lambda run: _mean(run.evaluation and run.evaluation.sticky)),
+        ("the same with sticky actions", lambda run: _mean(run.evaluation and run.evaluation.get("sticky"))),
         ("its interquartile mean, 95 % interval", _interval),
         ("agent steps", _last("agent_steps")),
         ("frames", _last("env_frames")),
@@ -88,9 +88,9 @@ def machines(runs: Sequence[RecordedRun]) -> list[Row]:
         "innet_drl": "innet-drl",
     }
     rows = [Row(label, [str(session.get(name, NOTHING)) for session in begun]) for name, label in names.items()]
-    versions = [each["versions"] if isinstance(each.get("versions"), dict) else {} for each in begun]
+    versions = [each.get("versions", {}) for each in begun]
     packages = dict.fromkeys(package for found in versions for package in found)
-    rows += [Row(str(package), [str(found.get(package, NOTHING)) for found in versions]) for package in packages]
+    rows += [Row(package, [str(found.get(package, NOTHING)) for found in versions]) for package in packages]
     return _known(rows)
 
 
@@ -122,28 +122,26 @@ def _rate(run: RecordedRun, name: str) -> str:
 
 
 def _began(run: RecordedRun) -> str:
-    began = [session["began"] for session in run.sessions if isinstance(session.get("began"), str)]
+    began = [session["began"] for session in run.sessions if "began" in session]
     if not began:
         return NOTHING
-    try:
-        first = f"{datetime.datetime.fromisoformat(began[0]):%Y-%m-%d %H:%M}"
-    except ValueError:
-        first = began[0]
+    first = f"{datetime.datetime.fromisoformat(began[0]):%Y-%m-%d %H:%M}"
     return first if len(began) == 1 else f"{first}; {len(began)} sessions"
 
 
-def _mean(evaluation: FinalEvaluation | None) -> str:
+def _mean(evaluation: dict[str, Any] | None) -> str:
     if evaluation is None:
         return NOTHING
-    error = "" if evaluation.standard_error is None else f", standard error {score(evaluation.standard_error)}"
-    return f"{score(evaluation.mean)}, {evaluation.games} games{error}"
+    error = evaluation["standard_error"]
+    games = f"{score(evaluation['mean'])}, {len(evaluation['scores'])} games"
+    return games if error is None else f"{games}, standard error {score(error)}"
 
 
 def _interval(run: RecordedRun) -> str:
-    if run.evaluation is None or run.evaluation.interval is None:
+    if run.evaluation is None or run.evaluation["interval"] is None:
         return NOTHING
-    low, high = map(score, run.evaluation.interval)
-    return f"{score(run.evaluation.interquartile_mean)}, {low} to {high}"
+    low, high = map(score, run.evaluation["interval"])
+    return f"{score(run.evaluation['interquartile_mean'])}, {low} to {high}"
 
 
 def _setting(value: Any) -> str:

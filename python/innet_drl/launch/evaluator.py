@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import multiprocessing.connection
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -16,8 +14,6 @@ from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, 
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError
 from innet_drl.train.networks import make_network
-from innet_drl.train.observe.stopwatch import Laps, Stopwatch
-from innet_drl.train.observe.times import Times
 from innet_drl.train.play.evaluation import Evaluation, evaluate
 from innet_drl.train.settings.config import Config
 
@@ -32,15 +28,6 @@ STOP_SECONDS = 2.0
 Parameters = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Played:
-    """An evaluation, and the times of its process."""
-
-    evaluation: Evaluation
-    seconds: dict[str, float]
-    laps: Laps | None
-
-
 def run_evaluator(
     config: Config, spec: EnvironmentSpec, parameters: Parameters, pipe: multiprocessing.connection.Connection
 ) -> None:
@@ -49,15 +36,11 @@ def run_evaluator(
         prepare_to_play()
         # The other cores are for the learner and the actors.
         torch.set_num_threads(1)
-        stopwatch = Stopwatch()
-        stopwatch.record(config.trace_seconds)
         network = make_network(config, spec)
         network.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
-        stopwatch.lap("start")
         evaluation = evaluate(config, network, seed=config.seed, threads=1)
         assert evaluation is not None, "it is never stopped"
-        stopwatch.lap("evaluate")
-        pipe.send(Played(evaluation, stopwatch.take(), stopwatch.take_laps()))
+        pipe.send(evaluation)
     except (Stopped, BrokenPipeError):
         pass
     except Exception as error:
@@ -72,12 +55,11 @@ class Evaluator:
     If one fails, a warning says so; after more than `FAILURES` of them there are no more.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, launcher: Launcher, times: Times | None = None) -> None:
+    def __init__(self, config: Config, spec: EnvironmentSpec, launcher: Launcher) -> None:
         self._config = config
         self._spec = spec
         self._launcher = launcher
         self._launcher.stop_seconds = STOP_SECONDS
-        self._times = times
         self._failures_left = FAILURES
         self._playing = False
         self._evaluation: Evaluation | None = None
@@ -102,16 +84,12 @@ class Evaluator:
             self._fail(ProcessFailure(str(error), fatal=False))
         else:
             self._playing = True
-            # A trace is of the first one.
-            self._config = dataclasses.replace(self._config, trace_seconds=None)
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
         for _, message in self._launcher.messages():
             if not isinstance(message, Ended):
-                if self._times is not None:
-                    self._times.add(NAME, message.seconds, message.laps)
-                self._evaluation = message.evaluation
+                self._evaluation = message
                 continue
             evaluation, self._evaluation, self._playing = self._evaluation, None, False
             if evaluation is None:

@@ -34,8 +34,6 @@ from innet_drl.train.learn.data_parallel import SharedGradients, TrainingEnded, 
 from innet_drl.train.learn.learner import Learner, Numerics, use_device
 from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
-from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
-from innet_drl.train.observe.times import CoreThreads, LearnerTimes
 from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
@@ -100,7 +98,6 @@ class LearnerResult:
 
     updates: int
     digest: bytes
-    times: LearnerTimes = field(compare=False, repr=False)
 
 
 LearnerMessage = LearnerReady | LearnerResult | Ended
@@ -173,8 +170,8 @@ class Learners:
         self._launcher.stop_seconds = seconds
         self._launcher.close()
 
-    def end(self) -> dict[int, LearnerTimes]:
-        """Ends training in all learners with the same update, and compares their weights; returns the others' times."""
+    def end(self) -> None:
+        """Ends training in all learners with the same update, and compares their weights."""
         assert self._learner.gradients is not None
         # Learners without a batch end training instead of their next mean: they would miss the last sum.
         self._launcher.begin_end()
@@ -183,8 +180,7 @@ class Learners:
                 self._learner.gradients.end()
         except innet.errors.GradientError as error:
             raise self.explain(error) from error
-        ours = LearnerResult(self._learner.updates, digest(self._learner.network), LearnerTimes({}, {}, {}))
-        times = {}
+        ours = LearnerResult(self._learner.updates, digest(self._learner.network))
         for assignment in self._assignments:
             number = assignment.number
             theirs = self._await(number, LearnerResult)
@@ -192,9 +188,7 @@ class Learners:
                 raise self._failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
-            times[number] = theirs.times
-        logger.info("%d learners ended with the same weights", len(times) + 1)
-        return times
+        logger.info("%d learners ended with the same weights", self._config.learners)
 
     def _attend(self) -> None:
         """Looks after the run while a sum waits for the other learners.
@@ -281,14 +275,12 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
 def _learn(
     assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection, ended: threading.Event
 ) -> LearnerResult:
-    config, stopwatch, core = assignment.config, Stopwatch(), CoreThreads()
-    stopwatches = {"": stopwatch}
+    config = assignment.config
     torch.set_num_threads(assignment.threads)
     torch.manual_seed(config.seed)
     learner = Learner(config, assignment.spec, assignment.number)
     use_device(learner.device)
     learner.use(assignment.numerics)
-    learner.stopwatch = stopwatch
     if assignment.checkpoint is not None:
         learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)
     settings = memory_settings(
@@ -303,28 +295,20 @@ def _learn(
         memory = running.enter_context(memory_class(config.replay).join(settings))
         batches = running.enter_context(memory.batches(str(learner.device), timeout=WAIT_SECONDS))
         if learner.targets_ahead:
-            batches = ahead = running.enter_context(TargetsAhead(learner, batches))
-            stopwatches["targets"] = ahead.stopwatch
-        timed = TimedBatches(batches, stopwatch)
+            batches = running.enter_context(TargetsAhead(learner, batches))
         worker = running.enter_context(join(assignment.job, assignment.number, config))
         learner.gradients = SharedGradients(worker, learner.network)
         pipe.send(LearnerReady())
-        stopwatch.lap("start")
         with contextlib.suppress(TrainingEnded):
             while True:
                 try:
-                    batch = next(timed)
+                    batch = next(batches)
                 except innet.errors.DeadlineError:
                     if ended.is_set():
                         # Training has ended, and without a batch this learner would miss the sum that ends it.
                         learner.gradients.end()
                         break
                     continue
-                stopwatch.lap("free")
                 update = learner.update(batch)
                 memory.update_priorities(batch.ids, update.priorities())
-                stopwatch.lap("priorities")
-                for each in stopwatches.values():
-                    each.record(config.trace_seconds)
-        times = LearnerTimes.take(stopwatches, core)
-    return LearnerResult(learner.updates, digest(learner.network), times)
+    return LearnerResult(learner.updates, digest(learner.network))

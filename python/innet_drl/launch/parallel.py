@@ -60,7 +60,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
-            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.times)
+            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)())
             trainer.evaluations.evaluator = running.enter_context(evaluator)
         learners = None
         if config.learners > 1:
@@ -73,8 +73,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
                 # Actors end in parallel with the last line and the checkpoint.
                 actors.end(finished=not trainer.session.interrupted)
                 if learners is not None:
-                    for number, times in learners.end().items():
-                        trainer.reporter.times.add_learner(number, times)
+                    learners.end()
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
                 if trainer.totals.agent_steps > 0 or trainer.learner.updates > 0:

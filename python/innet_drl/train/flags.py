@@ -20,6 +20,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings.config import Config, KeywordArguments, Threads, message_of, read_settings
 from innet_drl.train.settings.importing import Importable, path_of
+from innet_drl.train.settings.machine import cores
 from innet_drl.train.settings.presets import PRESETS, preset
 from innet_drl.train.settings.settings_file import plain, read_value
 from innet_drl.train.settings.short_help import short_help
@@ -229,8 +230,6 @@ class Chosen(Generic[Flags]):
     flags: Flags
     config: Config
     preset: str
-    automatic: tuple[str, ...] = ()
-    """Settings that `--actors auto` chooses: `actors`, and `environments` unless they are given."""
 
     @property
     def name(self) -> str:
@@ -249,25 +248,14 @@ def parse_train(arguments: Sequence[str]) -> Chosen[TrainFlags]:
         raise ConfigurationError("--resume uses the run's settings: omit --preset")
     if flags.resume is not None and flags.out is not None:
         raise ConfigurationError("--resume uses the run's folder: omit --out")
-    chosen = _chosen(flags, flags.resume)
-    if chosen.automatic and flags.launcher != "local":
-        raise ConfigurationError(
-            f"--actors auto: it measures this machine, and with --launcher {path_of(flags.launcher)} the actors are on "
-            "others: give their number"
-        )
-    return chosen
+    elsewhere = "" if flags.launcher == "local" else f"with --launcher {path_of(flags.launcher)}"
+    return _chosen(flags, flags.resume, elsewhere)
 
 
 def parse_learner(arguments: Sequence[str]) -> Chosen[LearnerFlags]:
     """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder."""
     flags = _parsed(LearnerFlags, "learner", arguments)
-    chosen = _chosen(flags, flags.out if (flags.out / "config.yaml").is_file() else None)
-    if chosen.automatic:
-        raise ConfigurationError(
-            "--actors auto: the actors of innet-drl learner are on hosts that this one does not know: give the number "
-            "of all of them"
-        )
-    return chosen
+    return _chosen(flags, flags.out if (flags.out / "config.yaml").is_file() else None, "of innet-drl learner")
 
 
 Given = TypeVar("Given", TrainFlags, LearnerFlags)
@@ -296,16 +284,17 @@ def _parsed(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags
     return parse(flags, command, arguments)
 
 
-def _chosen(flags: Given, run: Path | None) -> Chosen[Given]:
-    """The settings of the preset or of an existing run, changed by a file of settings, and by flags."""
+def _chosen(flags: Given, run: Path | None, elsewhere: str) -> Chosen[Given]:
+    """The settings of the preset or of an existing run, changed by a file of settings, and by flags.
+
+    `elsewhere` says whose actors are on other machines, if they are.
+    """
     of_file = {} if flags.config_file is None else read_settings(flags.config_file)
     given: dict[str, Any] = {
         name: keyword_arguments(name, value) if name.endswith("_args") else value for name, value in flags.given.items()
     }
     changes = {**of_file, **given}
-    automatic: tuple[str, ...] = ()
-    if changes.get("actors") == "auto":
-        automatic = ("actors",) if "environments" in changes else ("actors", "environments")
+    automatic = changes.get("actors") == "auto"
     for settings in (of_file, given):
         if settings.get("actors") == "auto":
             del settings["actors"]
@@ -326,4 +315,19 @@ def _chosen(flags: Given, run: Path | None) -> Chosen[Given]:
         config = dataclasses.replace(config, **of_file)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flags.config_file}: {error}") from error
-    return Chosen(flags, dataclasses.replace(config, **given), name, automatic)
+    config = dataclasses.replace(config, **given)
+    if automatic:
+        if config.serial:
+            raise ConfigurationError("--actors auto: a serial run has one actor: omit --actors or --serial")
+        if elsewhere:
+            raise ConfigurationError(f"--actors auto: actors {elsewhere} are on other machines: give their number")
+        config = dataclasses.replace(config, actors=_actors_of_this_machine(config))
+    return Chosen(flags, config, name)
+
+
+def _actors_of_this_machine(config: Config) -> int:
+    """A rule of thumb: learners on GPUs take a core each, those on the CPU half of the cores, and actors the others."""
+    from innet_drl.train.learn.learner import choose_device
+
+    left = cores() - config.learners if choose_device(config).type == "cuda" else cores() // 2
+    return max(1, left // max(config.actor_threads, config.environment_threads))

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.observe.metrics import ActorReport, Game
-from innet_drl.train.observe.stopwatch import Laps
 from innet_drl.train.settings.config import SERVER_SCHEMES, Config
 
 logger = logging.getLogger(__name__)
@@ -202,8 +201,6 @@ def decoded_report(report: bytes) -> ActorReport | None:
         values = json.loads(report)
         values["games"] = [Game(**game) for game in values["games"]]
         values["means"] = {name: (mean, count) for name, (mean, count) in values["means"].items()}
-        if values["laps"] is not None:
-            values["laps"] = Laps(**values["laps"] | {"laps": [(name, ns) for name, ns in values["laps"]["laps"]]})
         return ActorReport(**values)
     except (ValueError, TypeError, KeyError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)

@@ -5,8 +5,7 @@ runs/<name>/
     metrics.jsonl           a line of metrics (`innet_drl.train.observe.metrics`) each few seconds
     events.out.tfevents.*   the same metrics for TensorBoard
     sessions.jsonl          begin and end of each session: time, agent steps, machine, versions, how it ended
-    times.json              seconds of each process by activity (`innet_drl.train.observe.times`)
-    trace.jsonl             laps of the newest session with `--trace-seconds`
+    times.json              seconds of each process by activity (`innet_drl.train.observe.stopwatch`)
     evaluation.json         the scores of the evaluation after training
     best.safetensors        the agent with the best evaluation
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters as JSON in
@@ -207,7 +206,7 @@ class RunFolder:
     def discard(self) -> None:
         """Removes the files of a new run that learned nothing and has no checkpoint; `hold` then removes the folder."""
         if self.is_new and self.newest_checkpoint() is None:
-            names = ("config.yaml", "metrics.jsonl", "sessions.jsonl", "times.json", "trace.jsonl", "wandb.json")
+            names = ("config.yaml", "metrics.jsonl", "sessions.jsonl", "times.json", "wandb.json")
             for file in (*(self.path / name for name in names), *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.path / "wandb", ignore_errors=True)

@@ -11,14 +11,13 @@ from innet_drl.extras import naming_extras
 from innet_drl.train.callbacks import Callback, Result
 from innet_drl.train.errors import writing
 from innet_drl.train.observe.metrics import Metrics, tags
-from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 
 
 class WandbCallback(Callback):
-    """Sends settings, metrics and evaluations to Weights & Biases, as `--track` does.
+    """Sends settings and metrics to Weights & Biases, as `--track` does.
 
     Metrics have the tags of TensorBoard, over `agent_steps`. The run's folder has the id of the W&B run, which a
     resumed run continues, in `wandb.json`, and W&B's files in `wandb/`. W&B neither prints nor captures output.
@@ -65,20 +64,8 @@ class WandbCallback(Callback):
         """Sends a line of metrics."""
         self._run.log({"agent_steps": metrics["agent_steps"], **tags(metrics)})
 
-    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
-        """Sends an evaluation, at the steps of its agent."""
-        self._run.log({"agent_steps": agent_steps, "evaluation/mean": evaluation.mean})
-
     def on_end(self, result: Result) -> None:
-        """Sends the results, and ends the W&B run."""
-        self._run.summary.update(
-            {
-                "agent_steps": result.agent_steps,
-                "learner_updates": result.learner_updates,
-                "best_mean": result.best_mean,
-                "evaluation_mean": None if result.evaluation is None else result.evaluation.mean,
-            }
-        )
+        """Ends the W&B run, whose summary has the last values."""
         self._run.finish()
 
     def on_error(self, error: BaseException) -> None:

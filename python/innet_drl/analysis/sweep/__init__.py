@@ -3,10 +3,8 @@
 | files | subject |
 | --- | --- |
 | `ratio`, `point` | the sweep, and one of its points, a short run in processes of its own |
-| `sweep_file`, `cache` | its file, from which an interrupted sweep continues; finished sweeps of the user |
-| `automatic` | `innet-drl train --actors auto` |
+| `sweep_file` | its machine, and its file, from which an interrupted sweep continues |
 | `knee` | the knee of a curve, and the recommended point |
 | `model`, `what_if` | service times and queues, fitted to the points; the prediction for other machines |
-| `machine` | processor, hardware threads and GPUs |
-| `tables`, `figures` | output |
+| `output` | results of a sweep as text and picture |
 """

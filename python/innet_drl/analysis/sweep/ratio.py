@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
-from innet_drl.analysis.sweep import cache, figures, tables
+from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
-from innet_drl.analysis.sweep.machine import hardware_threads, this_machine
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
 from innet_drl.analysis.sweep.point import Point, measure, settings_of
-from innet_drl.analysis.sweep.sweep_file import Sweep
+from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.train import environments, preset
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import keyword_arguments
@@ -30,6 +31,7 @@ PROPOSALS = 2
 """Points that the model proposes and the sweep measures."""
 NOISY = 0.05
 """Share of the hardware threads that other programs may use without a warning."""
+CPUS = Path("/sys/devices/system/cpu")
 
 Key = tuple[int, int, int]
 """Actors, threads, environments."""
@@ -66,7 +68,7 @@ def run(flags: RatioFlags) -> None:
     available = hardware_threads()
     lists = lists_of(flags, config, len(available))
     sweep = Sweep(this_machine(config.device), flags.preset, config).continued(flags.json)
-    print(tables.machine(sweep.machine))
+    print(output.machine(sweep.machine))
     sweep.save(flags.json)
 
     # The file may also have points of other lists.
@@ -81,13 +83,13 @@ def run(flags: RatioFlags) -> None:
                 flags.warm_up,
                 flags.seconds,
                 lambda done: page.progress(
-                    f"point {len(sweep.points) + 1} of up to {planned}, {tables.name(key)}", done
+                    f"point {len(sweep.points) + 1} of up to {planned}, {output.name(key)}", done
                 ),
             )
-            sweep.add(found)
+            sweep.points.append(found)
             sweep.missing = missing
             sweep.save(flags.json)
-            page.print(tables.line(found))
+            page.print(output.line(found))
         return found
 
     try:
@@ -103,16 +105,14 @@ def run(flags: RatioFlags) -> None:
         raise
     sweep.results = results(sweep)
     sweep.save(flags.json)
-    print(tables.points(sweep.points))
-    print(tables.summary(sweep))
+    print(output.points(sweep.points))
+    print(output.summary(sweep))
     plot = flags.plot or flags.json.with_suffix(".svg")
     if can_draw():
-        figures.draw(sweep, plot)
+        output.draw(sweep, plot)
         print(f"results: {flags.json}, {plot}")
     else:
         print(f"results: {flags.json}; no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
-    if cache.keep(sweep) is not None:
-        print("innet-drl train --actors auto takes this recommendation, on this machine with these settings")
     noisy = [point for point in sweep.points if point.others > NOISY]
     if noisy:
         most = max(point.others for point in noisy)
@@ -230,3 +230,17 @@ def _steps(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, ... up to `most`."""
     between = itertools.chain.from_iterable((1 << power, 3 << power >> 1) for power in range(1, 16))
     return sorted({1, *itertools.takewhile(lambda n: n <= most, between)})
+
+
+def hardware_threads() -> list[int]:
+    """Returns the hardware threads of this process core by core, so that the first n resemble a smaller machine."""
+    return sorted(os.sched_getaffinity(0), key=lambda thread: (_siblings(thread), thread))
+
+
+def _siblings(thread: int) -> int:
+    """The lowest thread number of the core; the thread itself if the kernel lists no siblings."""
+    try:
+        listed = (CPUS / f"cpu{thread}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return thread
+    return int(listed.replace("-", ",").split(",")[0])

@@ -1,20 +1,75 @@
-"""The JSON file of a sweep: machine, settings, points and results."""
+"""A sweep and its JSON file: machine, settings, points and results."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from innet_drl.analysis.sweep.machine import Machine
+import psutil
+
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.machine import cores, processor
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of torch."""
+
+    name: str
+    multiprocessors: int
+    """Streaming multiprocessors (SM), as in the paper's ratio."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Machine of a sweep. Sweeps of equal machines can be continued."""
+
+    processor: str
+    threads: int
+    """Hardware threads available to this process: fewer than the processor's under `taskset` or in a container."""
+    cores: int | None
+    """Physical cores of the whole machine, if the system knows them."""
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    """GPUs that the learner may use; none if its device is the CPU."""
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of all GPUs."""
+        return sum(gpu.multiprocessors for gpu in self.gpus)
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Machine:
+        """Makes a machine of the values of `dataclasses.asdict`."""
+        return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
+
+    def difference(self, other: Machine) -> str:
+        """Returns the differences to another machine that affect speed, for a message; empty if there is none."""
+        pairs = [
+            ("processor", self.processor, other.processor),
+            ("hardware threads", self.threads, other.threads),
+            ("GPUs", _names(self), _names(other)),
+        ]
+        return ", ".join(f"{what} {theirs} (here {ours})" for what, ours, theirs in pairs if ours != theirs)
+
+
+def this_machine(device: str) -> Machine:
+    """Describes this machine for learners of a `device` (setting of that name)."""
+    gpus: tuple[Gpu, ...] = ()
+    if device != "cpu":
+        import torch
+
+        found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        gpus = tuple(Gpu(gpu.name, gpu.multi_processor_count) for gpu in found)
+    physical = psutil.cpu_count(logical=False)
+    return Machine(processor(), cores(), physical, psutil.virtual_memory().total, gpus)
 
 
 @dataclass
@@ -30,8 +85,6 @@ class Sweep:
     """Reason of each missing counter, by its name."""
     results: dict[str, Any] = field(default_factory=dict)
     """Results of the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
-    measured: str = ""
-    """Local time of the newest point; empty without points."""
 
     @property
     def gpus(self) -> int:
@@ -42,18 +95,12 @@ class Sweep:
         """Returns the measured point with these actors, threads and environments."""
         return next((point for point in self.points if point.key == key), None)
 
-    def add(self, point: Point) -> None:
-        """Adds a point measured now."""
-        self.points.append(point)
-        self.measured = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
-
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
         values = {
             "machine": dataclasses.asdict(self.machine),
             "preset": self.preset,
             "settings": self.config.as_dict(),
-            "measured": self.measured,
             "missing": self.missing,
             "points": [dataclasses.asdict(point) for point in self.points],
             **self.results,
@@ -76,8 +123,7 @@ class Sweep:
             values = json.loads(path.read_text())
             points = [Point(**point) for point in values["points"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
-            measured = values.get("measured", "")
-            return cls(machine, values["preset"], config, points, values["missing"], measured=measured)
+            return cls(machine, values["preset"], config, points, values["missing"])
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: {error.strerror}: measure a sweep first, innet-drl analyze ratio --json {path}"
@@ -106,3 +152,7 @@ class Sweep:
                 f"{path} was measured with another {', '.join(changed)} (preset {earlier.preset}): {advice}"
             )
         return earlier
+
+
+def _names(machine: Machine) -> str:
+    return ", ".join(gpu.name for gpu in machine.gpus) or "none"

@@ -8,11 +8,11 @@ import statistics
 from typing import Any
 
 from innet_drl.analysis.flags import WhatIfFlags
-from innet_drl.analysis.sweep import tables
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.observe.display import aligned
 
 
 def run(flags: WhatIfFlags) -> None:
@@ -23,7 +23,7 @@ def run(flags: WhatIfFlags) -> None:
     """
     sweep = Sweep.load(flags.sweep)
     prediction = predict(sweep, flags)
-    print(tables.prediction(prediction, sweep))
+    print(table(prediction, sweep))
     if flags.json is not None:
         with writing(str(flags.json), "choose another file with --json"):
             flags.json.write_text(json.dumps(prediction, indent=1) + "\n")
@@ -67,3 +67,33 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
         "left_out_error_median": statistics.median(errors) if errors else None,
         "measured_threads": sorted({point.threads for point in sweep.points}),
     }
+
+
+def table(found: dict[str, Any], sweep: Sweep) -> str:
+    """A prediction as text."""
+    header = ("", "threads", "GPUs", "actors", "environments", "frames/s", "updates/s", "CPU", "bottleneck")
+    rows = [
+        (
+            what,
+            str(row["threads"]),
+            f"{row['gpus']} x {row['gpu_speed']:g}" if row["gpus"] else "0",
+            str(row["actors"]),
+            str(row["environments"]),
+            f"{row['frames_per_s']:,.0f}",
+            f"{row['updates_per_s']:,.1f}",
+            f"{row['cpu']:.0%}",
+            row["bottleneck"],
+        )
+        for what, row in ((what, found[what]) for what in ("measured machine", "asked machine"))
+    ]
+    error, asked = found["left_out_error_median"], found["asked machine"]
+    known = "unknown" if error is None else f"{error:.0%} at the median of points that were left out of the fit"
+    lines = [aligned([header, *rows]), f"error: {known}, on the measured machine"]
+    if asked["threads"] > max(found["measured_threads"]):
+        lines.append(
+            f"{asked['threads']} threads are more than the {max(found['measured_threads'])} that were measured: "
+            "memory bandwidth, clock rates and the network may limit a larger machine earlier, and the error grows"
+        )
+    if asked["gpus"] > max(1, sweep.gpus):
+        lines.append("averaging the gradients of several GPUs is not part of the model: an upper bound")
+    return "\n".join(lines)

@@ -52,7 +52,7 @@ _WITHOUT_INFLUENCE = (
     *("prefetch", "max_bytes", "device", "learner_threads", "targets_ahead", "numerics", "layout"),
     *("evaluation_environment", "evaluation_environment_args", "evaluation_games", "evaluation_epsilon"),
     *("evaluation_frames", "evaluation_period", "target_return"),
-    *("video", "checkpoint_minutes", "checkpoint_replay", "report_seconds", "report_steps", "trace_seconds"),
+    *("video", "checkpoint_minutes", "checkpoint_replay", "report_seconds", "report_steps"),
 )
 """Settings that do not change what is learned by an update."""
 

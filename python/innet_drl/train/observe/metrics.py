@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from innet_drl.train.observe.stopwatch import Laps, add_seconds
+from innet_drl.train.observe.stopwatch import add_seconds
 
 Metrics = Mapping[str, float]
 """A line of metrics: values by name, as far as they exist. Metrics of several values have the names
@@ -134,8 +134,6 @@ class ActorReport:
     """Seconds of the actor's main thread by activity."""
     means: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Metrics that the actor records: mean and count, by name."""
-    laps: Laps | None = None
-    """Laps for a trace (`--trace-seconds`)."""
     notes: dict[str, str] = field(default_factory=dict)
     """What a user should know of the environments, by its subject, for the log."""
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
-import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
 from innet_drl.train.observe.metrics import METRICS, Metrics, parts, tags
 from innet_drl.train.observe.panels import PANELS
+
+BUFFER_BYTES = 1 << 20
+"""Size above the longest line, so that what a full disk refuses stays in the buffer, and is written later."""
 
 
 class MetricsFiles:
@@ -43,18 +43,19 @@ class MetricsFiles:
         updates: int | None = None,
     ) -> None:
         _drop_lines_beyond(agent_steps, updates, folder / "metrics.jsonl")
-        # Unbuffered, so that a full disk is an error of `write`, which then removes the partial line.
-        self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
+        self._lines = (folder / "metrics.jsonl").open("ab", BUFFER_BYTES)
+        # `SummaryWriter` writes in a thread, which a full disk ends.
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        self._events = events.open("wb", buffering=0)
-        self._last_event: Metrics | None = None
+        self._events = RecordWriter(events.open("wb", BUFFER_BYTES))
+        self._newest: Metrics | None = None
         self._described: set[str] = set()
         """Tags whose description TensorBoard has."""
-        start = SessionLog(status=SessionLog.START)
-        _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
-        _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
-        _append(self._events, _record(_hyperparameters(settings)))
-        _append(self._events, _record(_panels()))
+        self._add_event(file_version="brain.Event:2")
+        self._add_event(step=agent_steps + 1, session_log=SessionLog(status=SessionLog.START))
+        self._add_event(summary=_hyperparameters(settings))
+        charts = {title: ["Multiline", panel.tags] for title, panel in PANELS.items()}
+        self._add_event(summary=custom_scalars({"innet-drl": charts}))  # type: ignore[no-untyped-call]
+        self._events.flush()
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both files.
@@ -62,11 +63,12 @@ class MetricsFiles:
         Raises:
             OSError: The disk is full, or the folder is gone. The same line may be written again later.
         """
-        if metrics is not self._last_event:
-            _append(self._events, _record(_event(metrics, self._described)))
-            self._last_event = metrics
-            self._described |= tags(metrics).keys()
-        _append(self._lines, (json.dumps(metrics) + "\n").encode())
+        if metrics is not self._newest:
+            self._newest = metrics
+            self._add_event(step=int(metrics["agent_steps"]), summary=self._summary(metrics))
+            self._lines.write((json.dumps(metrics) + "\n").encode())
+        self._events.flush()
+        self._lines.flush()
 
     def close(self) -> None:
         """Closes both files."""
@@ -75,18 +77,20 @@ class MetricsFiles:
         finally:
             self._lines.close()
 
+    def _add_event(self, **content: Any) -> None:
+        self._events.write(Event(wall_time=time.time(), **content).SerializeToString())
 
-def _event(metrics: Metrics, described: Collection[str]) -> Event:
-    event = Event(wall_time=time.time(), step=int(metrics["agent_steps"]))
-    for name, (tag, value) in zip(metrics, tags(metrics).items(), strict=True):
-        added = event.summary.value.add(tag=tag, simple_value=value)
-        if tag not in described:
-            metric = METRICS[name.partition("/")[0]]
-            added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
-    percentiles = parts(metrics, "priority_percentiles")
-    if percentiles:
-        event.summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
-    return event
+    def _summary(self, metrics: Metrics) -> Summary:
+        summary = Summary()
+        for name, (tag, value) in zip(metrics, tags(metrics).items(), strict=True):
+            added = summary.value.add(tag=tag, simple_value=value)
+            if tag not in self._described:
+                self._described.add(tag)
+                metric = METRICS[name.partition("/")[0]]
+                added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
+        if percentiles := parts(metrics, "priority_percentiles"):
+            summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
+        return summary
 
 
 def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
@@ -96,42 +100,15 @@ def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
     return HistogramProto(min=limits[0], max=limits[-1], num=100.0, bucket_limit=limits, bucket=shares)
 
 
-def _hyperparameters(settings: Mapping[str, Any]) -> Event:
-    """The event of TensorBoard's plugin `hparams`, which adds the last value of each scalar of the run."""
+def _hyperparameters(settings: Mapping[str, Any]) -> Summary:
+    """The settings for TensorBoard's plugin `hparams`, which adds the last value of each scalar of the run."""
     known = {
         name: value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
         for name, value in settings.items()
         if value is not None
     }
     _, started, _ = hparams(known, {})  # type: ignore[no-untyped-call]
-    return Event(wall_time=time.time(), summary=started)
-
-
-def _panels() -> Event:
-    """The event of TensorBoard's plugin `custom_scalars`."""
-    charts = {title: ["Multiline", panel.tags] for title, panel in PANELS.items()}
-    layout = custom_scalars({"innet-drl": charts})  # type: ignore[no-untyped-call]
-    return Event(wall_time=time.time(), summary=layout)
-
-
-def _record(event: Event) -> bytes:
-    framed = io.BytesIO()
-    RecordWriter(framed).write(event.SerializeToString())
-    return framed.getvalue()
-
-
-def _append(file: io.FileIO, data: bytes) -> None:
-    """Appends all bytes or none."""
-    end = os.fstat(file.fileno()).st_size
-    rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            file.truncate(end)
-            file.seek(end)
-        raise
+    return started
 
 
 def _drop_lines_beyond(agent_steps: int, updates: int | None, path: Path) -> None:

@@ -21,7 +21,7 @@ class Panel:
     """Charts of several runs: one of each metric, with the runs as curves, or one of each run, or none."""
     is_share: bool = False
     is_stacked: bool = False
-    may_be_logarithmic: bool = False
+    is_logarithmic: bool = False
 
     @property
     def tags(self) -> list[str]:
@@ -38,7 +38,7 @@ PANELS = {
         "", {"return_mean": "mean of the last 100 games", "evaluation_mean": "evaluation", "return_best": "best game"}
     ),
     "Score of each actor": Panel("mean of its last 20 games", {"actor_scores": "actor"}, "by run"),
-    "Q-loss": Panel("weighted", {"td_loss": ""}, may_be_logarithmic=True),
+    "Q-loss": Panel("weighted", {"td_loss": ""}, is_logarithmic=True),
     "Memory": Panel("steps in the replay memory", {"replay_steps": ""}),
     "Replay ratio": Panel(
         "samples per insert",

@@ -1,40 +1,34 @@
-"""Timers of a thread: seconds by activity and, for a trace, each lap with its start."""
+"""Times of a run: seconds of each thread by activity, and their sums over all sessions in `times.json`."""
 
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+from innet_drl.train.files import new_file, replaceable
+
+logger = logging.getLogger(__name__)
+
+TIMES = "times.json"
+SERIAL = "serial"
+"""Name of a serial run's process, which acts and learns."""
 WAITING = "wait for a batch"
 """Activity of a learner that waits for actors or for a batch."""
 MEMORY = "wait for the memory"
 """Activity of an actor that waits for the memory: transfer of its rows, and the replay ratio."""
-
-
-@dataclass(frozen=True)
-class Laps:
-    """Consecutive laps of a thread: each begins at the end of the previous one."""
-
-    host: str
-    """Boot id of the host: processes of one boot share the monotonic clock."""
-    offset_s: float
-    """Wall-clock time at zero of the monotonic clock, for other hosts."""
-    begin_ns: int
-    """Start of the first lap by the monotonic clock."""
-    laps: list[tuple[str, int]]
-    """Activity and nanoseconds of each lap."""
+RATIO = "wait for the replay ratio"
+"""Seconds of `MEMORY` in which an actor's rows waited for the replay ratio; the memory counts them."""
 
 
 class Stopwatch:
     """Seconds of each activity of one thread, by its name. Every moment belongs to one activity.
 
-    Its thread calls `lap`; one other thread may call `take`, `take_laps` and `record`.
+    Its thread calls `lap`; one other thread may call `take`.
     """
 
     def __init__(self) -> None:
@@ -42,18 +36,11 @@ class Stopwatch:
         # Only the thread of the laps writes the sums; the reader subtracts the sums of its previous call.
         self._seconds: dict[str, float] = {}
         self._taken: dict[str, float] = {}
-        self._laps: deque[tuple[str, float, float]] = deque()
-        self._record_until: float | None = None
-        self._recorded = False
 
     def lap(self, name: str) -> None:
         """Adds the time since the last lap to `name`."""
         now = time.perf_counter()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
-        if self._record_until is not None:
-            self._laps.append((name, self._last, now))
-            if now >= self._record_until:
-                self._record_until = None
         self._last = now
 
     def take(self) -> dict[str, float]:
@@ -62,25 +49,6 @@ class Stopwatch:
         self._taken = seconds
         since = {name: value - before.get(name, 0.0) for name, value in seconds.items()}
         return {name: value for name, value in since.items() if value > 0.0}
-
-    def record(self, seconds: float | None) -> None:
-        """Records laps for a trace during the next `seconds`, once; `None` records none."""
-        if seconds is not None and not self._recorded:
-            self._recorded = True
-            self._record_until = time.perf_counter() + seconds
-
-    def take_laps(self) -> Laps | None:
-        """Returns the laps recorded since the last call; `None` without any."""
-        if not self._laps:
-            return None
-        taken = []
-        while self._laps:
-            taken.append(self._laps.popleft())
-        # On Linux `perf_counter` is the monotonic clock, which all processes of a host share.
-        offset = time.time() - time.perf_counter()
-        ends = [round(1e9 * begin) for _, begin, _ in taken] + [round(1e9 * taken[-1][2])]
-        laps = [(name, end - begin) for (name, _, _), begin, end in zip(taken, ends, ends[1:], strict=False)]
-        return Laps(_boot(), offset, ends[0], laps)
 
 
 class TimedBatches:
@@ -108,12 +76,54 @@ class TimedBatches:
         return batch
 
 
-@functools.cache
-def _boot() -> str:
+class Times:
+    """Times of the processes of a run, over its sessions."""
+
+    def __init__(self, folder: Path, *, resumed: bool) -> None:
+        self._file = folder / TIMES
+        self._warned = False
+        earlier = read_times(folder) if resumed else {}
+        self.seconds: dict[str, dict[str, float]] = earlier.get("seconds", {})
+        """By process and activity: `learner 0`, `actor 3`. Other threads are beside their process, `learner 0:
+        targets`."""
+        self.samples: int = earlier.get("samples", 0)
+        """Batches that the memory sampled for the first learner."""
+        self.blocked_samples: int = earlier.get("blocked_samples", 0)
+        """Sampled batches that waited for the replay ratio."""
+
+    def add(self, process: str, seconds: Mapping[str, float]) -> None:
+        """Adds the seconds of a process, or of a thread, by activity."""
+        add_seconds(self.seconds.setdefault(process, {}), seconds)
+
+    def add_samples(self, added: Mapping[str, float], batch_size: int) -> None:
+        """Adds samples, and the waits of actors, as `MemoryCounters.record` returns them."""
+        self.samples += int(added["sampled_items"]) // batch_size
+        self.blocked_samples += int(added["blocked_samples"])
+        for name in added.keys() & self.seconds.keys():
+            self.add(name, {RATIO: added[name]})
+
+    def write(self) -> None:
+        """Writes the sums; if they cannot be written, a warning says so once."""
+        sums = {"seconds": self.seconds, "samples": self.samples, "blocked_samples": self.blocked_samples}
+        partial = self._file.with_name(f"{TIMES}.partial")
+        try:
+            with new_file(partial) as file:
+                file.write(json.dumps(sums).encode() + b"\n")
+            partial.replace(replaceable(self._file))
+        except OSError as error:
+            if not self._warned:
+                folder, reason = self._file.parent, error.strerror or error
+                logger.warning("%s: the times of the run cannot be written: %s", folder, reason)
+            self._warned = True
+
+
+def read_times(folder: Path) -> dict[str, Any]:
+    """Reads the file of `Times.write`; empty if it is missing or damaged."""
     try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""
+        found: dict[str, Any] = json.loads((folder / TIMES).read_text())
+        return {name: found[name] for name in ("seconds", "samples", "blocked_samples")}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
 def add_seconds(totals: dict[str, float], seconds: Mapping[str, float]) -> None:

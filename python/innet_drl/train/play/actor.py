@@ -76,8 +76,6 @@ class Actor:
             self._version = parameters.version
             self._parameter_updates = load_published(self.network, parameters.tensors)
         self.stopwatch.lap("parameters")
-        if self._parameter_updates > 0:
-            self.stopwatch.record(self._config.trace_seconds)
         return self._version > 0
 
     def _explores(self) -> NDArray[np.float64]:
@@ -132,15 +130,13 @@ class Actor:
         """Returns steps, games and, with `times`, times since the last report."""
         steps, games = self._episodes.take()
         notes, self._environments.notes = self._environments.notes, {}
-        seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
         return ActorReport(
             self._index,
             steps,
             games,
             self._parameter_updates,
-            seconds,
+            self.stopwatch.take() if times else {},
             {"epsilon": (float(self._explores().mean()), 1), **self._predicting.take()},
-            laps,
             notes,
         )
 

@@ -15,8 +15,7 @@ from innet_drl.train.observe.cost import CostMeter
 from innet_drl.train.observe.metrics import ActorReport, Metrics
 from innet_drl.train.observe.metrics_files import MetricsFiles
 from innet_drl.train.observe.signs import SignsOfRun
-from innet_drl.train.observe.stopwatch import Stopwatch
-from innet_drl.train.observe.times import SERIAL, CoreThreads, Times
+from innet_drl.train.observe.stopwatch import SERIAL, Stopwatch, Times
 from innet_drl.train.observe.totals import MemoryCounters
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.play.evaluation_report import aggregate
@@ -45,9 +44,8 @@ class Reporter:
         self.threads: dict[str, Stopwatch] = {}
         """Stopwatches of other threads of this process, by their name."""
         self._process = SERIAL if self._session.config.serial else "learner 0"
-        self.times = Times(self._session.folder.path, resumed=not self._session.folder.is_new)
+        self._times = Times(self._session.folder.path, resumed=not self._session.folder.is_new)
         self._counters = MemoryCounters(resumed=not self._session.folder.is_new)
-        self._core = CoreThreads()
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
@@ -71,9 +69,10 @@ class Reporter:
         """Writes pending lines if they can be written, and closes the files."""
         assert self._files is not None
         self.end_times()
-        with self._session.folder.writing():
-            with contextlib.suppress(RunFolderError):
-                self.write_pending_lines()
+        # A disk that is still full was reported with the first line that it refused.
+        with contextlib.suppress(RunFolderError):
+            self.write_pending_lines()
+        with contextlib.suppress(OSError):
             self._files.close()
 
     @property
@@ -106,10 +105,8 @@ class Reporter:
         self._session.totals.record(meter)
         self._cost.read(self._session.totals.env_frames).record(meter)
         added = self._counters.record(meter, self._table)
-        self.times.add_samples(
-            self._process, added, self._session.config.batch_size - self._session.config.demonstrations
-        )
-        self.times.write()
+        self._times.add_samples(added, self._session.config.batch_size - self._session.config.demonstrations)
+        self._times.write()
         metrics = meter.line()
         left = self._seconds_left(metrics["agent_steps_per_s"])
         self._write(metrics if left is None else {**metrics, "seconds_left": round(left, 1)})
@@ -117,10 +114,9 @@ class Reporter:
 
     def _take_times(self) -> None:
         seconds = self._session.stopwatch.take()
-        self.times.add(self._process, seconds, self._session.stopwatch.take_laps())
+        self._times.add(self._process, seconds)
         for thread, stopwatch in self.threads.items():
-            self.times.add(self._process, stopwatch.take(), stopwatch.take_laps(), thread)
-        self.times.add_core(self._process, self._core.take())
+            self._times.add(f"{self._process}: {thread}", stopwatch.take())
         if self._session.config.serial:
             acted = {name: seconds.pop(name) for name in ACTING if name in seconds}
             self._session.meter.record_seconds("actor_time", acted)
@@ -128,7 +124,7 @@ class Reporter:
         self._session.meter.record_seconds("learner_time", seconds)
 
     def add_report(self, report: ActorReport) -> None:
-        """Adds the report of an actor to the next line, its times and its trace."""
+        """Adds the report of an actor to the next line, and its times."""
         self._session.totals.add_report(report, self._session.meter)
         if report.steps:
             self._session.meter.record_mean("parameter_lag", self._learner.updates - report.parameter_updates)
@@ -139,14 +135,8 @@ class Reporter:
         if report.games:
             self._session.call("on_games", report.games)
         # Reports of a serial run have no times.
-        if report.seconds or report.laps:
-            self.times.add(f"actor {report.actor}", report.seconds, report.laps)
-
-    def record_trace(self) -> None:
-        """Begins to record a trace of this process, once, if the settings have `trace_seconds`."""
-        if self._session.config.trace_seconds is not None:
-            for stopwatch in (self._session.stopwatch, *self.threads.values()):
-                stopwatch.record(self._session.config.trace_seconds)
+        if report.seconds:
+            self._times.add(f"actor {report.actor}", report.seconds)
 
     def end_times(self) -> None:
         """Writes the times until now, and excludes later activities, such as the last evaluation."""
@@ -154,7 +144,7 @@ class Reporter:
             self._ended = True
             self._session.stopwatch.lap("other")
             self._take_times()
-            self.times.write()
+            self._times.write()
 
     @property
     def due_by_steps(self) -> bool:

@@ -267,7 +267,6 @@ class Trainer:
         self.session.meter.record("learning_rate", update.learning_rate)
         for name, value in self._diagnostics.add(batch, update).items():
             self.session.meter.record(name, value)
-        self.reporter.record_trace()
         return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:

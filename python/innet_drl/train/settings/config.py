@@ -206,8 +206,8 @@ class Config(metaclass=_ClearErrors):
     # Actors.
 
     actors: Count = 1
-    """Actor processes; a serial run always has one actor. On the command line `--actors auto` takes the number that a
-    sweep recommends (`innet-drl analyze ratio`)."""
+    """Actor processes; a serial run always has one actor. On the command line `auto` is the number for this machine:
+    its cores, but for one of each learner with a GPU, or half of them for a learner on the CPU."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
     environment_threads: Threads = 1
@@ -386,9 +386,6 @@ class Config(metaclass=_ClearErrors):
     """Seconds between lines of metrics."""
     report_steps: Count = 1000
     """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
-    trace_seconds: Seconds | None = None
-    """Seconds, from the first update on, of which every process records a trace for `innet-drl analyze breakdown
-    --trace`; none by default."""
 
     def __post_init__(self) -> None:
         """Checks the settings that depend on each other."""

@@ -14,7 +14,7 @@ FIRST = {
     "minutes": "end after so many minutes of this session",
     "steps": "end at so many steps of all actors",
     "seed": "seed of networks, environments and exploration",
-    "actors": "actor processes; auto takes the number that a sweep recommends",
+    "actors": "actor processes; auto is the number for this machine's cores",
     "learning-rate": "Adam's step size",
     "replay": "embedded, or the address of innet-replay serve",
     "out": "the run's folder; runs/<name>-<date>-<time> by default",

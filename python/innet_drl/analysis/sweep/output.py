@@ -1,14 +1,24 @@
-"""The output of `innet-drl analyze` as text."""
+"""The output of `innet-drl analyze ratio`: text, and a picture of speed-up, utilization and power."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
 
-from innet_drl.analysis.sweep.machine import Machine
+from innet_drl.analysis import pictures
+from innet_drl.analysis.sweep.knee import NUMBERS, curve_of
 from innet_drl.analysis.sweep.point import Point
-from innet_drl.analysis.sweep.sweep_file import Sweep
+from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
 from innet_drl.train.observe.display import aligned
+
+GREY = "#888888"
+SPEED_UP = "speed-up"
+ROWS = {
+    SPEED_UP: {"frames/s": "frames_per_s", "updates/s": "updates_per_s"},
+    "utilization": {"CPU": "cpu", "GPU": "gpu"},
+    "power, W": {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"},
+}
+"""Rows of the picture, with the curves of each."""
 
 
 def machine(found: Machine) -> str:
@@ -82,31 +92,31 @@ def summary(sweep: Sweep) -> str:
     return "\n".join(lines)
 
 
-def prediction(found: dict[str, Any], sweep: Sweep) -> str:
-    """The prediction of `innet-drl analyze what-if`."""
-    header = ("", "threads", "GPUs", "actors", "environments", "frames/s", "updates/s", "CPU", "bottleneck")
-    rows = [
-        (
-            what,
-            str(row["threads"]),
-            f"{row['gpus']} x {row['gpu_speed']:g}" if row["gpus"] else "0",
-            str(row["actors"]),
-            str(row["environments"]),
-            f"{row['frames_per_s']:,.0f}",
-            f"{row['updates_per_s']:,.1f}",
-            f"{row['cpu']:.0%}",
-            row["bottleneck"],
-        )
-        for what, row in ((what, found[what]) for what in ("measured machine", "asked machine"))
-    ]
-    error, asked = found["left_out_error_median"], found["asked machine"]
-    known = "unknown" if error is None else f"{error:.0%} at the median of points that were left out of the fit"
-    lines = [aligned([header, *rows]), f"error: {known}, on the measured machine"]
-    if asked["threads"] > max(found["measured_threads"]):
-        lines.append(
-            f"{asked['threads']} threads are more than the {max(found['measured_threads'])} that were measured: "
-            "memory bandwidth, clock rates and the network may limit a larger machine earlier, and the error grows"
-        )
-    if asked["gpus"] > max(1, sweep.gpus):
-        lines.append("averaging the gradients of several GPUs is not part of the model: an upper bound")
-    return "\n".join(lines)
+def draw(sweep: Sweep, path: Path) -> None:
+    """Draws speed-up, utilization and power over actors, threads and environments.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
+    with pictures.drawing(path, 11, 7) as figure:
+        for across, name in zip(figure.subplots(3, 3).T, NUMBERS, strict=True):
+            curve = curve_of(sweep.points, name)
+            counts = [getattr(point, name) for point in curve]
+            for axis, (title, shown) in zip(across, ROWS.items(), strict=True):
+                for label, attribute in shown.items():
+                    values = [getattr(point, attribute) for point in curve]
+                    if None not in values:
+                        base = (values[0] or 1.0) if title == SPEED_UP else 1.0
+                        axis.plot(counts, [value / base for value in values], "o-", label=label, ms=4)
+                if not axis.lines:
+                    axis.text(0.5, 0.5, "no counter", transform=axis.transAxes, ha="center", color=GREY)
+                axis.set_ylim(bottom=0)
+                axis.xaxis.get_major_locator().set_params(integer=True)
+                axis.set_xlabel(name)
+                axis.set_title(title)
+            across[0].plot(counts, [count / counts[0] for count in counts], ":", color=GREY, label="ideal")
+            if (knee := sweep.results["knee"].get(name)) is not None:
+                across[0].axvline(knee, color=GREY, lw=0.8, label="knee")
+            for axis in across:
+                if axis.lines:
+                    axis.legend(fontsize=7)
