@@ -80,7 +80,7 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     seconds = {"inference": 0.25, "environment": 0.125}
     laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
     notes = {str(number): "x" * NOTE_LENGTH for number in range(9)}
-    means = {"epsilon": (0.5, 1), "q_predicted": (1e-30, 250)}
+    means = {"epsilon": (0.5, 1), "parameter_lag": (1e-30, 250)}
     reports = [ActorReport(1, 250, games, 77, seconds, means, laps, notes), ActorReport(0, 8, [], 0, {})]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []

@@ -58,7 +58,6 @@ class Recorded:
 def recorded() -> Recorded:
     """Two actors have played, and the learner has updated twice."""
     found = Recorded()
-    means = {"q_predicted": (1.5, 20), "return_discounted": (1.25, 20), "epsilon": (0.25, 1)}
     found.play(
         ActorReport(
             0,
@@ -68,7 +67,7 @@ def recorded() -> Recorded:
             {"environment": 3.0, "inference": 1.0},
             {"epsilon": (0.5, 1)},
         ),
-        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, means),
+        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, {"epsilon": (0.25, 1)}),
     )
     for value in (1.0, 3.0):
         found.meter.record_mean("td_loss", torch.tensor(value))
@@ -89,14 +88,13 @@ def test_a_line_sums_up_what_happened() -> None:
     assert parts(line, "actor_time") == {"environment": 0.875, "inference": 0.125}
 
 
-def test_a_line_has_values_against_returns_and_how_priorities_are_spread() -> None:
+def test_a_line_has_how_priorities_are_spread() -> None:
     found = recorded()
     line = found.line()
-    assert (line["q_predicted"], line["return_discounted"]) == (1.5, 1.25)
     assert (line["priority_total"], line["priority_max"]) == (45.0, 2.5)
     # 90 items, whose sampled ones had 0.03 and 0.05 probability.
     assert line["priority_concentration"] == pytest.approx(3.6)
-    assert not {"q_predicted", "return_discounted", "priority_concentration"} & found.line().keys()
+    assert "priority_concentration" not in found.line()
 
 
 def test_the_mean_score_is_of_the_half_that_explores_less() -> None:
@@ -218,10 +216,9 @@ def test_charts_of_tensorboard_show_tags_of_the_run(tmp_path: Path) -> None:
     run = recorded()
     run.totals.add_evaluation(7.0)
     run.meter.record_seconds("learner_time", {"wait for a batch": 1.0})
-    keys = {"dead_units": "/1", "priority_percentiles": "/50"}
     for name in {name for panel in PANELS.values() for name in panel.curves if "/" not in name}:
         if not name.startswith("actor_"):
-            run.meter.record(name + keys.get(name, ""), 0.5)
+            run.meter.record(name, 0.5)
     writers = [{"name": f"actor {actor}", "waited_s": 0.0} for actor in range(2)]
     files = MetricsFiles(tmp_path)
     files.write(run.line({**TABLE, "by_writer": writers}))

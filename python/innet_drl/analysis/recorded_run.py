@@ -24,7 +24,6 @@ from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.metrics import METRICS
 from innet_drl.train.run_folder import FINISHED, RunFolder
-from innet_drl.train.signs import WARM_UP, signs, values_of
 
 LINES_SHOWN = 10_000
 """Lines of metrics between two calls of `Progress`."""
@@ -102,16 +101,6 @@ class RecordedRun:
         }
         total = sum(sums.values())
         return {key: value / total for key, value in sums.items()} if total > 0 else {}
-
-    @property
-    def signs(self) -> list[str]:
-        """Warnings about unusual metrics at the run's end."""
-        recent, counts = {}, self.column("learner_updates") >= WARM_UP
-        for name, column in self.columns.items():
-            values, count = column[np.isfinite(column) & counts], values_of(name)
-            if len(values) >= count:
-                recent[name] = float(values[-count:].mean())
-        return list(signs(recent, self.config).values())
 
     @property
     def state(self) -> str:

@@ -22,7 +22,7 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 | `config`, `settings_file`, `presets`, `flags` | settings, their types and files, presets, flags |
 | `environments` | anything that Gymnasium makes or a factory returns |
 | `networks`, `losses`, `importing` | networks, losses, import paths of user code |
-| `exploration`, `actor`, `prediction` | epsilon-greedy exploration; playing; values against returns |
+| `exploration`, `actor` | epsilon-greedy exploration; playing |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `published_run` | a run published at its server, for processes that join |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
@@ -35,7 +35,6 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 | `run_folder`, `checkpoints`, `files` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
 | `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
-| `diagnostics`, `signs`, `expected` | measurements of learning, what they warn of, what a run should score |
 | `preload`, `watchdog`, `short_help` | demonstrations; environments that hang; the first page of help |
 | `signals` | signals that end a run |
 | `cost`, `energy` | processor seconds and joules of a run |

@@ -17,7 +17,6 @@ from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
-from innet_drl.train.prediction import Predicting
 from innet_drl.train.stopwatch import Stopwatch
 from innet_drl.train.watchdog import watched
 
@@ -60,9 +59,6 @@ class Actor:
         with watched(self._limit):
             self._observation = environments.reset(int(self.random.integers(2**30)))
         self._episodes = Episodes(index * count, count)
-        numbers = index * count + np.arange(count)
-        # Only the half that explores less counts: random actions lower returns below the values.
-        self._predicting = Predicting(2 * numbers + 1 >= config.all_environments, config.gamma)
 
     @property
     def final_epsilon(self) -> NDArray[np.float64]:
@@ -93,21 +89,18 @@ class Actor:
         self.stopwatch.lap("inference")
         with watched(self._limit):
             step = self._environments.step(action)
-        action = step.taken
         self.stopwatch.lap("environment")
         last: dict[str, Any] = {"final": episodes.final}
         if step.final_observation is not None:
             last = self._last_observations(step)
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
-        truncated = step.truncated & ~terminated
-        reward = np.sign(step.reward) if self._config.clip_rewards else step.reward
         self._writer.append(
             frame=self._frame(self._observation),
-            action=action.astype(self._environments.spec.action_dtype),
-            reward=reward,
+            action=step.taken.astype(self._environments.spec.action_dtype),
+            reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
             terminated=terminated,
-            truncated=truncated,
+            truncated=step.truncated & ~terminated,
             first=episodes.first,
             q=q,
             # `play` limits waits for the server or a slow learner.
@@ -115,15 +108,6 @@ class Actor:
             **last,
         )
         self.stopwatch.lap("write")
-        self._predicting.add(
-            q,
-            action,
-            reward,
-            terminated=terminated,
-            truncated=truncated,
-            final=episodes.final,
-            final_q=last.get("final_q"),
-        )
         episodes.add(step, resets_at_once=self._environments.resets_at_once)
         self._observation = step.observation
         self.stopwatch.lap("other")
@@ -139,7 +123,7 @@ class Actor:
             games,
             self._parameter_updates,
             seconds,
-            {"epsilon": (float(self._explores().mean()), 1), **self._predicting.take()},
+            {"epsilon": (float(self._explores().mean()), 1)},
             laps,
             notes,
         )

@@ -136,11 +136,6 @@ class Learner:
         with torch.no_grad(), self._autocast():
             return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
 
-    def q(self, network: Network, observation: Any) -> Tensor:
-        """Returns a network's Q-values [B, actions] of observations of the memory, without gradients."""
-        with torch.no_grad(), self._autocast():
-            return network.q(self._prepare(observation))
-
     def update(self, batch: TorchBatch) -> Update:
         """Takes one step of the optimizer on a batch on the learner's device.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import socket
@@ -15,11 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-from innet_drl.train.metrics import METRICS, Metrics, parts, tags
+from innet_drl.train.metrics import METRICS, Metrics, tags
 from innet_drl.train.panels import PANELS
 
 
@@ -83,17 +81,7 @@ def _event(metrics: Metrics, described: Collection[str]) -> Event:
         if tag not in described:
             metric = METRICS[name.partition("/")[0]]
             added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
-    percentiles = parts(metrics, "priority_percentiles")
-    if percentiles:
-        event.summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
     return event
-
-
-def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
-    """The histogram, in percent, whose bins end at these percentiles."""
-    ends, limits = [float(end) for end in percentiles], list(percentiles.values())
-    shares = [end - begin for begin, end in itertools.pairwise([0.0, *ends])]
-    return HistogramProto(min=limits[0], max=limits[-1], num=100.0, bucket_limit=limits, bucket=shares)
 
 
 def _hyperparameters(settings: Mapping[str, Any]) -> Event:

@@ -18,7 +18,6 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.metrics import ActorReport, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.session import Session
-from innet_drl.train.signs import SignsOfRun
 from innet_drl.train.stopwatch import Stopwatch
 from innet_drl.train.times import SERIAL, CoreThreads, Times
 from innet_drl.train.totals import MemoryCounters
@@ -51,7 +50,6 @@ class Reporter:
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._signs = SignsOfRun(self._session.config)
         self._noted: set[str] = set()
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
@@ -212,8 +210,6 @@ class Reporter:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
-        for sign in self._signs.add(metrics):
-            logger.warning("%s", sign)
         self._session.display.show(metrics, self._session.note)
         self._session.call("on_metrics", metrics)
 

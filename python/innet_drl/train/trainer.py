@@ -22,7 +22,6 @@ from innet_drl.train.callbacks import Callback, Result, Training
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.cost import CostMeter
-from innet_drl.train.diagnostics import Diagnostics
 from innet_drl.train.display import Display
 from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
@@ -33,7 +32,6 @@ from innet_drl.train.errors import (
     resuming,
 )
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
-from innet_drl.train.expected import expectation
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, versions
@@ -95,7 +93,6 @@ class Trainer:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
-        self._diagnostics = Diagnostics(self.learner)
         self.session.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
@@ -265,8 +262,6 @@ class Trainer:
         self.session.meter.record_mean("sample_age", batch.ages.double().mean())
         self.session.meter.record_mean("priority_concentration", batch.probabilities.mean())
         self.session.meter.record("learning_rate", update.learning_rate)
-        for name, value in self._diagnostics.add(batch, update).items():
-            self.session.meter.record(name, value)
         self.reporter.record_trace()
         return update
 
@@ -391,10 +386,6 @@ class Trainer:
         )
         missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
-        expected = expectation(config, updates, seconds)
-        if expected is not None:
-            score = "-" if totals.score is None else f"{totals.score:.0f}"
-            logger.info("the score is %s so far; %s", score, expected)
         further = config.steps is not None and totals.agent_steps >= config.steps
         path = self.session.folder.path
         logger.info("everything is in %s; continue with %s", path, resuming(path, further=further))
