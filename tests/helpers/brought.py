@@ -103,22 +103,6 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
-class Undeclared(Counter):
-    """Observes ten times what its space says at most, and restricts its actions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Dict(arm=spaces.Box(-1, 1, (2,)), near=spaces.Box(-1, 1, (2,)))
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        return observation, reward, terminated, truncated, {"action_mask": np.ones(2, np.int8)}
-
-    def _observation(self) -> Any:
-        arm = np.array([0.0, 10.0 if self.steps > 1 else 0.0], np.float32)
-        return {"arm": arm, "near": np.array([-1.1, 1.1], np.float32)}
-
-
 class Printing(Counter):
     """Prints once in each process."""
 

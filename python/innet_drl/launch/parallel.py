@@ -99,7 +99,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
         except innet.errors.NoWritersError:
             raise
         except innet.errors.DeadlineError as error:
-            trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
+            trainer.session.say(str(error).removeprefix("the deadline passed: "))
             batch = None
         if batch is not None:
             trainer.session.note = "learning"
@@ -157,7 +157,7 @@ def _check_actors(actors: Actors, trainer: Trainer) -> None:
 
 def _has_ended(actors: Actors, trainer: Trainer) -> bool:
     """Looks after the actors while the other learners are waited for, which may themselves wait for steps."""
-    trainer.session.say(actors.silence.note() or "waiting for the gradients of the other learners")
+    trainer.session.say("waiting for the gradients of the other learners")
     _check_actors(actors, trainer)
     return trainer.session.interrupted
 

@@ -126,8 +126,6 @@ class ActorReport:
     """Metrics that the actor records: mean and count, by name."""
     laps: Laps | None = None
     """Laps for a trace (`--trace-seconds`)."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What a user should know of the environments, by its subject, for the log."""
 
 
 class Meter:

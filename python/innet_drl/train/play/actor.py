@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from innet_drl.train.networks import Network, load_published
 from innet_drl.train.observe.metrics import ActorReport, Game, score_of
 from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.play.exploration import annealed, choose, epsilon_ladder
-from innet_drl.train.play.watchdog import watched
 from innet_drl.train.settings.config import Config
 
 
@@ -25,7 +25,8 @@ class Actor:
     """Plays `config.environments` environments.
 
     The exploration schedule continues from `first_step`, in agent steps of all actors, which also changes the seeds, as
-    does the number `attempt` of earlier processes of this actor.
+    does the number `attempt` of earlier processes of this actor. Calls of the environments are in the context
+    `watchdog`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Actor:
         first_step: int = 0,
         attempt: int = 0,
         stopwatch: Stopwatch | None = None,
+        watchdog: AbstractContextManager[None] | None = None,
     ) -> None:
         environments.owner = f" of actor {index}"
         count = environments.count
@@ -54,9 +56,8 @@ class Actor:
         self._first_step = first_step
         self._version = 0
         self._parameter_updates = 0
-        # The watchdog would end the learner of a serial run, which is in the same process.
-        self._limit = None if config.serial else config.environment_timeout
-        with watched(self._limit):
+        self._watchdog = watchdog or nullcontext()
+        with self._watchdog:
             self._observation = environments.reset(int(self.random.integers(2**30)))
         self._episodes = Episodes(index * count, count)
 
@@ -87,7 +88,7 @@ class Actor:
         q, episodes = self._q(self._observation), self._episodes
         action = choose(q, self._explores(), self.random)
         self.stopwatch.lap("inference")
-        with watched(self._limit):
+        with self._watchdog:
             step = self._environments.step(action)
         self.stopwatch.lap("environment")
         last: dict[str, Any] = {"final": episodes.final}
@@ -115,7 +116,6 @@ class Actor:
     def report(self, *, times: bool = True) -> ActorReport:
         """Returns steps, games and, with `times`, times since the last report."""
         steps, games = self._episodes.take()
-        notes, self._environments.notes = self._environments.notes, {}
         seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
         return ActorReport(
             self._index,
@@ -125,7 +125,6 @@ class Actor:
             seconds,
             {"epsilon": (float(self._explores().mean()), 1)},
             laps,
-            notes,
         )
 
     def _q(self, observation: Arrays) -> NDArray[np.float32]:

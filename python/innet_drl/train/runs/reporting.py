@@ -50,7 +50,6 @@ class Reporter:
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._noted: set[str] = set()
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
@@ -130,10 +129,6 @@ class Reporter:
         self._session.totals.add_report(report, self._session.meter)
         if report.steps:
             self._session.meter.record_mean("parameter_lag", self._learner.updates - report.parameter_updates)
-        for about, note in report.notes.items():
-            if about not in self._noted:
-                self._noted.add(about)
-                logger.warning("%s", note)
         if report.games:
             self._session.call("on_games", report.games)
         # Reports of a serial run have no times.
