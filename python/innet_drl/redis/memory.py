@@ -98,7 +98,7 @@ class RedisMemory(ReplayMemory):
 
     def writer(self, actor: int) -> RedisWriter:
         """Opens the writer of one actor's environments."""
-        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.actors)
+        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.config.playing_actors)
 
     def get_parameters(self, newer_than: int = 0) -> RedisParameters | None:
         """Returns the parameters, or `None` if their version is not above `newer_than`."""

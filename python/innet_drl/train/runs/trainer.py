@@ -233,7 +233,7 @@ class Trainer:
         """Imports the run's demonstrations, unless an earlier session has."""
         if self.config.preload is not None:
             self.session.say("reading the demonstrations")
-            preload(memory.replay, self.memory_settings(), self.config, self._probe)
+            preload(memory.replay, self.memory_settings(), self._probe)
 
     @property
     def finished(self) -> bool:
