@@ -326,20 +326,3 @@ def make_raises(**_: Any) -> Any:
 
 def make_number() -> int:
     return 3
-
-
-class Standing(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Stands still in eight of twelve steps, as a game that waits for a key."""
-
-    steps = 0
-    before: Any = None
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.before is None or self.steps % 12 >= 8:
-            self.before = self.env.step(action)
-        return self.before
-
-    def reset(self, **arguments: Any) -> Any:
-        self.before = None
-        return self.env.reset(**arguments)

@@ -94,7 +94,7 @@ class Trainer:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
-        self.session.meter = Meter()
+        self.session.meter = self.learner.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
@@ -253,16 +253,8 @@ class Trainer:
         )
 
     def learn(self, batch: TorchBatch) -> Update:
-        """Updates on a batch and records the update."""
+        """Updates on a batch."""
         update = self.learner.update(batch)
-        # Tensors of the learner's device, which are read when a line of metrics is due.
-        self.session.meter.record_rate("learner_updates_per_s", 1)
-        self.session.meter.record_mean("td_loss", update.loss)
-        self.session.meter.record_mean("q_mean", update.q_mean)
-        self.session.meter.record_mean("gradient_norm", update.gradient_norm)
-        self.session.meter.record_mean("sample_age", batch.ages.double().mean())
-        self.session.meter.record_mean("priority_concentration", batch.probabilities.mean())
-        self.session.meter.record("learning_rate", update.learning_rate)
         self.reporter.record_trace()
         return update
 
