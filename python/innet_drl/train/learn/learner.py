@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -79,8 +80,6 @@ class Learner:
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         """The trained agent: a running average of the online network's weights. Single updates change the best action
         in many states; the average plays better than most of the averaged networks."""
-        # Buffers, such as vectors of spectral normalisation; most networks have none.
-        self._has_buffers = any(True for _ in self.network.buffers())
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
         )
@@ -194,6 +193,11 @@ class Learner:
         with self._autocast():
             readable = self._readable(batch, "observation")
             losses.tried(loss, compute, self.network, self.target, readable, "a random batch")
+
+    @functools.cached_property
+    def _has_buffers(self) -> bool:
+        """Whether networks have buffers, such as vectors of spectral normalisation; most have none."""
+        return any(True for _ in self.network.buffers())
 
     def _copy_buffers(self, to: Network) -> None:
         if self._has_buffers:
