@@ -78,7 +78,7 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, number, {"name": "x" * (number % 500)}) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
     laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
-    means = {"epsilon": (0.5, 1), "parameter_lag": (1e-30, 250)}
+    means = {"epsilon": 0.5, "parameter_lag": 1e-30}
     reports = [ActorReport(1, 250, games, 77, seconds, means, laps), ActorReport(0, 8, [], 0, {})]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []

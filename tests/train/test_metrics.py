@@ -66,9 +66,9 @@ def recorded() -> Recorded:
             [Game(0, 1.0, 20), Game(1, 9.0, 30)],
             8,
             {"environment": 3.0, "inference": 1.0},
-            {"epsilon": (0.5, 1)},
+            {"epsilon": 0.5},
         ),
-        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, {"epsilon": (0.25, 1)}),
+        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, {"epsilon": 0.25}),
     )
     for value in (1.0, 3.0):
         found.meter.record_mean("td_loss", torch.tensor(value))

@@ -50,7 +50,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.preload(memory)
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
-        run = running.enter_context(memory.published_run(config))
+        run = running.enter_context(memory.published_run())
         token = settings.token if embedded else actor_token(config)
         steps, name = trainer.totals.agent_steps, trainer.name
         actors = running.enter_context(Actors(config, run, steps, launcher, memory.address, name, token))

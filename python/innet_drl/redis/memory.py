@@ -113,9 +113,9 @@ class RedisMemory(ReplayMemory):
         """Sends the learner an actor's report."""
         self._store.push_report(encoded_report(report))
 
-    def published_run(self, config: Config) -> contextlib.nullcontext[RunPublisher]:
+    def published_run(self) -> contextlib.nullcontext[RunPublisher]:
         """The learner's side of the reports."""
-        return contextlib.nullcontext(_Reports(self._store, self.replay, self._name, config))
+        return contextlib.nullcontext(_Reports(self._store, self.replay, self._name, self._settings.config))
 
     @contextlib.contextmanager
     def batches(

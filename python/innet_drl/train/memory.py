@@ -206,9 +206,9 @@ class ReplayMemory(abc.ABC):
             self._report_writer = ReportWriter(self.replay, self._name, report.actor)
         self._report_writer.write(report, timeout)
 
-    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+    def published_run(self) -> AbstractContextManager[RunPublisher]:
         """The learner's side of the reports, and of the settings for actors that join."""
-        return contextlib.nullcontext(RunPublisher(self.replay, self._name, config))
+        return contextlib.nullcontext(RunPublisher(self.replay, self._name, self._settings.config))
 
     @property
     def replay(self) -> innet.Replay:
@@ -291,9 +291,10 @@ class ServerMemory(ReplayMemory):
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
             yield cls(replay, settings, address)
 
-    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+    def published_run(self) -> AbstractContextManager[RunPublisher]:
         """Connects for the reports separately, as the calls of the memory may block for long."""
-        return RunPublisher.connect(self._name, config, self._settings.token, resumed=self._settings.resumed)
+        settings = self._settings
+        return RunPublisher.connect(self._name, settings.config, settings.token, resumed=settings.resumed)
 
     @classmethod
     @contextlib.contextmanager

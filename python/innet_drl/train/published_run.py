@@ -201,7 +201,6 @@ def decoded_report(report: bytes) -> ActorReport | None:
     try:
         values = json.loads(report)
         values["games"] = [Game(**game) for game in values["games"]]
-        values["means"] = {name: (mean, count) for name, (mean, count) in values["means"].items()}
         if values["laps"] is not None:
             values["laps"] = Laps(**values["laps"] | {"laps": [(name, ns) for name, ns in values["laps"]["laps"]]})
         return ActorReport(**values)

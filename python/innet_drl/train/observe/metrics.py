@@ -122,8 +122,8 @@ class ActorReport:
     """The learner's count of updates when the actor's parameters were published."""
     seconds: dict[str, float]
     """Seconds of the actor's main thread by activity."""
-    means: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Metrics that the actor records: mean and count, by name."""
+    means: dict[str, float] = field(default_factory=dict)
+    """Metrics that the actor records, by name; a line has the mean of all reports."""
     laps: Laps | None = None
     """Laps for a trace (`--trace-seconds`)."""
 
@@ -171,13 +171,10 @@ class Meter:
         if value is not None:
             self._values[name] = value
 
-    def record_mean(self, name: str, value: Any, count: int = 1) -> None:
-        """Adds a value, or the mean of `count` values, to a mean.
-
-        A tensor is read when the line is due: a read would wait for the GPU.
-        """
-        total, earlier = self._means.get(name, (0.0, 0))
-        self._means[name] = (total + value * count, earlier + count)
+    def record_mean(self, name: str, value: Any) -> None:
+        """Adds a value to a mean. A tensor is read when the line is due: a read would wait for the GPU."""
+        total, count = self._means.get(name, (0.0, 0))
+        self._means[name] = (total + value, count + 1)
 
     def scale(self, name: str, factor: float) -> None:
         """Multiplies a mean recorded since the last line by a factor that only the line has."""

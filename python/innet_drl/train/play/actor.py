@@ -123,7 +123,7 @@ class Actor:
             games,
             self._parameter_updates,
             seconds,
-            {"epsilon": (float(self._explores().mean()), 1)},
+            {"epsilon": float(self._explores().mean())},
             laps,
         )
 
