@@ -153,9 +153,9 @@ def test_training_does_not_depend_on_the_baseline() -> None:
 
 
 def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
-    """`MemorySettings`, of `Config` the fields that it checks, and neither the actor nor the session."""
+    """`MemorySettings`, of `Config` the fields, and neither the actor nor the session."""
     reached = {
-        name: re.findall(r"\bconfig\.\w+\(|(?<!train\.)settings\.config|train\.play|train\.runs", text)
+        name: re.findall(r"\bconfig\.\w+\(|train\.play|train\.runs", text)
         for name in ("messages.py", "memory.py", "store.py")
         for text in [(PACKAGE / "redis" / name).read_text()]
     }

@@ -103,22 +103,6 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
-class Undeclared(Counter):
-    """Observes ten times what its space says at most, and restricts its actions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Dict(arm=spaces.Box(-1, 1, (2,)), near=spaces.Box(-1, 1, (2,)))
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        return observation, reward, terminated, truncated, {"action_mask": np.ones(2, np.int8)}
-
-    def _observation(self) -> Any:
-        arm = np.array([0.0, 10.0 if self.steps > 1 else 0.0], np.float32)
-        return {"arm": arm, "near": np.array([-1.1, 1.1], np.float32)}
-
-
 class Printing(Counter):
     """Prints once in each process."""
 
@@ -342,20 +326,3 @@ def make_raises(**_: Any) -> Any:
 
 def make_number() -> int:
     return 3
-
-
-class Standing(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Stands still in eight of twelve steps, as a game that waits for a key."""
-
-    steps = 0
-    before: Any = None
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.before is None or self.steps % 12 >= 8:
-            self.before = self.env.step(action)
-        return self.before
-
-    def reset(self, **arguments: Any) -> Any:
-        self.before = None
-        return self.env.reset(**arguments)

@@ -17,7 +17,6 @@ from training import small
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch.joining import Joining, _await_run, _RunEnded, join
-from innet_drl.train.environments.vector import NOTE_LENGTH
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse_learner
 from innet_drl.train.observe.metrics import ActorReport, Game
@@ -77,9 +76,8 @@ def test_the_settings_of_a_run_reach_processes_that_join(address: str) -> None:
 def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, number, {"name": "x" * (number % 500)}) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
-    notes = {str(number): "x" * NOTE_LENGTH for number in range(9)}
-    means = {"epsilon": (0.5, 1), "q_predicted": (1e-30, 250)}
-    reports = [ActorReport(1, 250, games, 77, seconds, means, notes), ActorReport(0, 8, [], 0, {})]
+    means = {"epsilon": 0.5, "parameter_lag": 1e-30}
+    reports = [ActorReport(1, 250, games, 77, seconds, means), ActorReport(0, 8, [], 0, {})]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []
         for report in reports:

@@ -18,7 +18,7 @@ from calls import Lines
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.flags import ELSEWHERE, parse_learner, parse_train
+from innet_drl.train.flags import parse_learner, parse_train
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings import short_help
 from innet_drl.train.settings.config import Config, read_settings
@@ -183,12 +183,6 @@ def test_flags_change_the_preset() -> None:
     assert flags.config == dataclasses.replace(
         PRESETS["cartpole"], learning_rate=0.01, layers=(32, 16), serial=True, minutes=2.0
     )
-
-
-@pytest.mark.parametrize(("theirs", "ours"), [("--lr=1e-3", "--learning-rate"), ("--total_timesteps", "--steps")])
-def test_flags_of_other_programs_name_ours(theirs: str, ours: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"there is no flag .*: it is {ours} here"):
-        parse_train([theirs, "1"])
 
 
 def test_breakout_is_the_default() -> None:
@@ -374,11 +368,3 @@ def test_a_missing_extra_is_named(tmp_path: Path, missing: str, extra: str, comm
         rf"error: {missing}(\.\w+)? is not installed: pip install 'innet-drl\[{extra}\]'\n", ended.stderr
     )
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("flag", "ours"), ELSEWHERE.items())
-def test_flags_of_other_programs_are_told_ours(flag: str, ours: str) -> None:
-    assert ours.removeprefix("--").replace("-", "_") in {field.name for field in dataclasses.fields(Config)}
-    for given in ([flag, "1"], [f"{flag}=1"], [flag.replace("-", "_").replace("__", "--", 1), "1"]):
-        with pytest.raises(ConfigurationError, match=f"there is no flag {flag}: it is {ours} here"):
-            parse_train(given)

@@ -20,6 +20,7 @@ from innet_drl.train.learn.learner import Learner, Numerics, choose_device
 from innet_drl.train.learn.numerics import choose_numerics
 from innet_drl.train.losses import PRIORITY_FLOOR
 from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
+from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.play.actor import Actor
 from innet_drl.train.settings import machine
 from innet_drl.train.settings.config import Config
@@ -111,6 +112,7 @@ def tiny_learner(config: Config = TINY) -> Learner:
 
 def torch_batch() -> TorchBatch:
     arrays = {name: torch.from_numpy(array).float() for name, array in BATCH.items()}
+    arrays |= {"ages": torch.full((5,), 3), "probabilities": torch.full((5,), 0.2)}
     return TorchBatch(5, {**arrays, "action": torch.from_numpy(BATCH["action"])})
 
 
@@ -118,7 +120,7 @@ def test_the_target_is_double_q() -> None:
     ours = tiny_learner()
     online, target = weights_of(ours.network), weights_of(ours.target)
     expected = double_q_target(online, target)
-    np.testing.assert_allclose(ours.targets(torch_batch())["target"].numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(ours.with_targets(torch_batch()).target.numpy(), expected, rtol=1e-5)
     # It is neither of the two that it could be mistaken for.
     assert not np.allclose(expected, double_q_target(target, target))
     assert not np.allclose(expected, double_q_target(online, online))
@@ -127,6 +129,7 @@ def test_the_target_is_double_q() -> None:
 def test_updates_are_those_of_the_formulas() -> None:
     """Three updates: the second copies the target network, the third learns from the copy."""
     ours = tiny_learner()
+    ours.meter = meter = Meter()
     online, target = weights_of(ours.network), weights_of(ours.target)
     average = {name: value.copy() for name, value in online.items()}
     first = {name: np.zeros_like(value) for name, value in online.items()}
@@ -138,11 +141,15 @@ def test_updates_are_those_of_the_formulas() -> None:
         assert error.min() < 1 < error.max()
         np.testing.assert_allclose(update.td_error.numpy(), error, rtol=1e-4)
         np.testing.assert_allclose(update.priorities(), error + PRIORITY_FLOOR, rtol=1e-4)
-        assert float(update.loss) == pytest.approx(weighted_huber(online, wanted), rel=1e-4)
-        assert float(update.q_mean) == pytest.approx(np.mean(wanted - errors(online, wanted)), rel=1e-4)
+        recorded = meter.line()
+        assert recorded["td_loss"] == pytest.approx(weighted_huber(online, wanted), rel=1e-4)
+        assert recorded["q_mean"] == pytest.approx(np.mean(wanted - errors(online, wanted)), rel=1e-4)
+        assert recorded["sample_age"] == 3.0
+        assert recorded["priority_concentration"] == pytest.approx(0.2)
 
         slopes = gradient(online, wanted)
         norm = np.sqrt(sum(np.sum(slope**2) for slope in slopes.values()))
+        assert recorded["gradient_norm"] == pytest.approx(norm, rel=1e-3)
         assert norm > TINY.max_gradient_norm
         for name, slope in slopes.items():
             clipped = slope * TINY.max_gradient_norm / norm
@@ -228,17 +235,21 @@ def test_the_step_size_falls_to_its_final_value() -> None:
         TINY, learning_rate=0.1, learning_rate_final=0.02, learning_rate_anneal_updates=4, adam_epsilon=1e-12
     )
     ours = tiny_learner(config)
+    ours.meter = meter = Meter()
     rates, steps = [], []
     for _ in range(6):
         before = weights_of(ours.network)["value.bias"]
-        rates.append(ours.update(torch_batch()).learning_rate)
+        ours.update(torch_batch())
+        rates.append(meter.line()["learning_rate"])
         steps.append(float(np.abs(weights_of(ours.network)["value.bias"] - before).item()))
     assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02, 0.02])
     # The first step of Adam has the size of the rate.
     assert steps[0] == pytest.approx(0.1, rel=1e-4)
     resumed = tiny_learner(config)
     resumed.load({name: tensor.clone() for name, tensor in ours.tensors().items()}, updates=2, publications=0)
-    assert resumed.update(torch_batch()).learning_rate == pytest.approx(0.06)
+    resumed.meter = meter
+    resumed.update(torch_batch())
+    assert meter.line()["learning_rate"] == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize("settings", [{"learning_rate_final": 1e-4}, {"learning_rate_anneal_updates": 10}])

@@ -500,22 +500,6 @@ def test_pixels_that_would_become_zeros_are_refused() -> None:
         made(Scaled).reset(0)
 
 
-@pytest.mark.parametrize("serial", [False, True])
-def test_what_training_takes_but_the_user_should_know_is_said_once(
-    serial: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = small(
-        environment="brought:Undeclared", serial=serial, actors=1 if serial else 2, steps=400, network="auto"
-    )
-    local.train(config, tmp_path / "run")
-    name = "environment brought:Undeclared"
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert sorted(text for text in told if text.startswith(name)) == [
-        f"{name} has info['action_mask'], which training ignores: forbidden actions are played, and learned from",
-        f"{name} returned the value 10 in 'arm', and its space says -1 to 1: scale it, or declare another space",
-    ]
-
-
 def test_an_error_of_a_step_names_the_environment() -> None:
     def fails(self: Any, action: Any) -> Any:
         raise ZeroDivisionError

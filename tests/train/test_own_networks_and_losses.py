@@ -19,10 +19,11 @@ from innet_drl.launch import local
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, DivergedError
-from innet_drl.train.learn.learner import Learner
+from innet_drl.train.learn.learner import Learner, Numerics
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import make_loss
 from innet_drl.train.networks import make_network
+from innet_drl.train.settings.presets import PRESETS
 
 VECTOR = EnvironmentSpec(3, 1, (4,), "float32", 1)
 VECTOR_SPACE: Any = VECTOR.observation_space
@@ -207,6 +208,14 @@ def test_a_loss_that_fails_at_once_leaves_no_folder(loss: str, message: str, ser
     with pytest.raises(ConfigurationError, match=message):
         local.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_is_tried_in_the_layout_of_the_learner() -> None:
+    config = dataclasses.replace(PRESETS["breakout"], loss="own_networks:squared", device="cpu")
+    spec = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
+    learner = Learner(config, spec)
+    learner.use(Numerics(torch.float32, torch.channels_last, space_to_depth=True))
+    learner.try_loss(random_batch(spec, 4, learner.device))
 
 
 def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> None:

@@ -93,16 +93,16 @@ def test_demonstrations_stay_when_steps_are_evicted(tmp_path: Path) -> None:
     settings = memory_settings(run, envs.spec, "apex", {})
     assert settings.demonstrations == "apex-demonstrations"
     with innet.Memory(settings.table) as replay:
-        preload(replay, settings, run, envs)
+        preload(replay, settings, envs)
         table = replay.stats()["tables"]["apex-demonstrations"]
         assert table["inserted_steps"] == EPISODES * (STEPS + 1)
         assert replay.stats()["tables"]["apex"]["steps"] == 0
         # A second session keeps them.
-        preload(replay, dataclasses.replace(settings, resumed=True), run, envs)
+        preload(replay, dataclasses.replace(settings, resumed=True), envs)
         assert replay.stats()["tables"]["apex-demonstrations"]["inserted_steps"] == EPISODES * (STEPS + 1)
         # What another run has left is no demonstration of this one.
         replay.empty_table("apex-demonstrations")
-        preload(replay, settings, run, envs)
+        preload(replay, settings, envs)
         assert replay.stats()["tables"]["apex-demonstrations"]["steps"] == EPISODES * (STEPS + 1)
 
 
@@ -113,7 +113,7 @@ def test_all_demonstrations_are_kept_on_each_number_of_servers(tmp_path: Path, s
     envs = environments.make(run, 1)
     settings = memory_settings(run, envs.spec, "run", {})
     with served_memories(tmp_path, servers) as address, innet.connect(address, tables=[settings.table]) as client:
-        preload(client, settings, run, envs)
+        preload(client, settings, envs)
         table = client.stats()["tables"]["run-demonstrations"]
         assert table["steps"] == table["inserted_steps"] == EPISODES * (STEPS + 1)
         assert sum(len(episode) for episode in client.episodes("run-demonstrations")) == table["steps"]
@@ -200,7 +200,7 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
     run = small(environment=environment, preload=path, **settings)
     envs = environments.make(run, 1)
     with innet.Memory(make_table(run, envs.spec, "run")) as replay:
-        preload(replay, memory_settings(run, envs.spec, "run", {}), run, envs)
+        preload(replay, memory_settings(run, envs.spec, "run", {}), envs)
         name = f"run{'-demonstrations' if run.preload_share else ''}"
         found = [dict(rows.flat(dict(episode.items()))) for episode in replay.episodes(name)]
     kept = [~episode["final"] for episode in found]
@@ -318,14 +318,14 @@ def test_atari_presets_clip_and_number_the_minimal_actions(tmp_path: Path) -> No
     envs = environments.make(breakout, 1)
     with innet.Memory(make_table(breakout, envs.spec, "run")) as replay:
         settings = memory_settings(breakout, envs.spec, "run", {})
-        preload(replay, settings, breakout, envs)
+        preload(replay, settings, envs)
         (episode,) = replay.episodes("run-demonstrations")
         assert set(episode.reward.tolist()) == {-1.0, 1.0}
         assert set(episode.action.tolist()) == {0, 1, 2, 3}
         # All 18 actions of the console.
         np.savez(path, **held | {"action": np.arange(rows_of) % 18})
         with pytest.raises(errors.SchemaError, match=r"has the action 4, and the environment has Discrete\(4\)"):
-            preload(replay, settings, breakout, envs)
+            preload(replay, settings, envs)
 
 
 def test_texts_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError, UnknownTableError
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learn.learner import BatchWithTargets, Learner
+from innet_drl.train.learn.learner import Learner
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.settings.presets import PRESETS
@@ -32,7 +32,7 @@ def test_targets_ahead_are_those_of_the_update() -> None:
     with TargetsAhead(ours, iter(batches)) as ahead:
         for batch in batches:
             ready = next(ahead)
-            torch.testing.assert_close(ready.target, ours.targets(batch)["target"])
+            torch.testing.assert_close(ready.target, ours.with_targets(batch).target)
             assert all(getattr(ready, name) is array for name, array in batch.as_dict().items())
 
 
@@ -40,7 +40,7 @@ def test_an_update_with_a_target_is_the_one_that_computes_it() -> None:
     apart, together = learner(), learner()
     for _ in range(3):
         batch = random_batch(SPEC, 4, apart.device)
-        ready = BatchWithTargets(4, {**batch.as_dict(), **apart.targets(batch)})
+        ready = apart.with_targets(batch)
         torch.testing.assert_close(apart.update(ready).td_error, together.update(batch).td_error)
     for left, right in zip(apart.network.parameters(), together.network.parameters(), strict=True):
         torch.testing.assert_close(left, right)

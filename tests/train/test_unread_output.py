@@ -60,13 +60,15 @@ def test_processes_that_join_a_run_go_on_and_end_while_nobody_reads_their_output
 
 LOGGING = """
 import logging, sys
-from innet_drl.train.observe.page import logs_on_console
+from innet_drl.train.observe.log import logs_on_console
 
+log = logging.getLogger("innet_drl")
 with logs_on_console():
     for number in range(int(sys.argv[1])):
-        logging.getLogger("innet_drl").warning("line %d", number)
+        log.warning("line %d", number)
     open(sys.argv[2], "w").close()
     sys.stdin.read()
+    log.warning("the last line")
 """
 
 
@@ -77,17 +79,19 @@ def test_lost_lines_are_counted(tmp_path: Path) -> None:
         full_pipe() as (reader, writer),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer, env=os.environ | {"COLUMNS": "100"}) as process,
     ):
+        # There is space for some of the lines.
+        read = os.read(reader, 1 << 14)
         until(lambda: logged.exists() or process.poll() is not None)
-        read, lost = b"", 0
-        numbers: list[int] = []
-        while len(numbers) + lost < written:
-            read += os.read(reader, 1 << 16)
-            text = read.replace(bytes(1), b"").decode()
-            numbers = [int(number) for number in re.findall(r"line (\d+)\n", text)]
-            lost = sum(int(count) for count in re.findall(r"(\d+) parts of the log are lost: nobody read it\n", text))
+        while b"line" not in read:
+            read += os.read(reader, 1 << 12)
         assert process.stdin is not None
         process.stdin.close()
+        while b"the last line\n" not in read:
+            read += os.read(reader, 1 << 16)
         assert process.wait() == 0
+    text = read.replace(bytes(1), b"").decode()
+    numbers = [int(number) for number in re.findall(r"line (\d+)\n", text)]
+    (lost,) = map(int, re.findall(r"(\d+) parts of the log are lost: nobody read it\n", text))
     # The oldest ones came, in their order.
     assert numbers == list(range(written - lost))
     assert lost > 1000

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.observe.signs import WARM_UP, signs, values_of
 from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.settings.config import Config
 
@@ -71,16 +70,6 @@ class RecordedRun:
         }
         total = sum(sums.values())
         return {key: value / total for key, value in sums.items()} if total > 0 else {}
-
-    @property
-    def signs(self) -> list[str]:
-        """Warnings about unusual metrics at the run's end."""
-        recent, counts = {}, self.column("learner_updates") >= WARM_UP
-        for name, column in self.columns.items():
-            values, count = column[np.isfinite(column) & counts], values_of(name)
-            if len(values) >= count:
-                recent[name] = float(values[-count:].mean())
-        return list(signs(recent, self.config).values())
 
     @property
     def state(self) -> str:

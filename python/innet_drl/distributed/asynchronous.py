@@ -103,7 +103,6 @@ class Replica:
         self.model = model
         self.optimizer = optimizer
         self.updates = updates
-        self._job, self._worker, self._workers = job, worker, workers
         self._apply = apply or optimizer.step
         self._check_period = check_period
         self._publish_period = staleness + 1 if publish_period is None else publish_period
@@ -119,17 +118,13 @@ class Replica:
         self._mean = np.zeros(values, np.float32)
         self._gradient_parts = torch.split(torch.from_numpy(self._gradient), sizes)
         self._mean_parts = torch.split(torch.from_numpy(self._mean), sizes)
-        self._digests: dict[int, bytes] = {}
-        # Version of the published weights that this worker pulled or published last.
-        self._known = 0
-        # Version and update of the newest published weights seen but not pulled.
-        self._seen = (0, 0)
         with contextlib.ExitStack() as stack:
             # The server answers these requests at once, so that no grace is needed.
             connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
-            self._server = stack.enter_context(connection)
+            server = stack.enter_context(connection)
+            self._board = _Board(server, job, worker, workers)
             self._updates = stack.enter_context(
-                self._server.follow_gradients(
+                server.follow_gradients(
                     job,
                     worker,
                     workers,
@@ -204,7 +199,7 @@ class Replica:
         """
         if self.updates is None:
             raise ConfigError(
-                f"job {self._job!r} has no last update to wait for: give Replica(updates=...), or call check"
+                f"job {self._board.job!r} has no last update to wait for: give Replica(updates=...), or call check"
             )
         while not self.finished:
             self._apply_updates()
@@ -222,14 +217,14 @@ class Replica:
         end = time.monotonic() + self._deadline
         self._publish_digest(self._deadline)
         republish = time.monotonic() + REPUBLISH_SECONDS
-        for other in range(self._workers):
-            while self._compare(other, _left(end)) < self.index:
+        for other in range(self._board.workers):
+            while self._board.compare(other, _left(end)) < self.index:
                 if time.monotonic() > republish:
                     self._republish(_left(end))
                     republish = time.monotonic() + REPUBLISH_SECONDS
                 if time.monotonic() > end:
                     raise DeadlineError(
-                        f"replica {other} of job {self._job!r} did not come to update {self.index} within "
+                        f"replica {other} of job {self._board.job!r} did not come to update {self.index} within "
                         f"{self._deadline:g} s"
                     )
                 time.sleep(POLL_SECONDS)
@@ -245,8 +240,8 @@ class Replica:
                 return
             self._republish(_left(end))
         raise DeadlineError(
-            f"update {self.index + 1} of job {self._job!r} did not come within {self._deadline:g} s: are there enough "
-            "workers that compute gradients, and has each run a job name of its own?"
+            f"update {self.index + 1} of job {self._board.job!r} did not come within {self._deadline:g} s: are there "
+            "enough workers that compute gradients, and has each run a job name of its own?"
         )
 
     def _apply_updates(self) -> None:
@@ -269,58 +264,39 @@ class Replica:
         end = time.monotonic() + self._deadline
         if self._check_period and index % self._check_period == 0:
             self._publish_digest(_left(end))
-            for other in range(self._workers):
-                self._compare(other, _left(end))
+            for other in range(self._board.workers):
+                self._board.compare(other, _left(end))
         turn, rest = divmod(index, self._publish_period)
         # Every worker publishes the last update's weights, as the worker in turn may be behind.
-        if self.finished or (rest == 0 and turn % self._workers == self._worker):
+        if self.finished or (rest == 0 and turn % self._board.workers == self._board.worker):
             self._publish(_left(end))
-
-    # Weights and digests that replicas publish at the server for each other.
 
     def _begin(self, resume: str | None) -> None:
         """Publishes the weights of the first replica of a job, or pulls published weights."""
-        if self._worker != 0 or self._published(self._deadline) is not None:
+        if self._board.worker != 0 or self._board.newer(self._deadline) is not None:
             self._pull(newer_than=-1)
             return
         if resume is not None:
-            earlier = self._server.get_parameters(f"{resume}.weights", timeout=self._deadline)
+            earlier = self._board.weights_of(resume, self._deadline)
             if earlier is None:
                 raise ConfigError(f"no replica of job {resume!r} left weights at this server: begin without resume")
             self._load(earlier.tensors)
         self._publish(self._deadline)
 
-    def _name(self, what: str) -> str:
-        return f"{self._job}.{what}"
-
     def _publish(self, timeout: float) -> None:
-        tensors = {**self._tensors(), "index": np.array(self.index)}
-        self._known = self._server.put_parameters(self._name("weights"), tensors, timeout=timeout)
-
-    def _published(self, timeout: float) -> innet.Parameters | None:
-        """Returns published weights, unless they are a version that this worker has pulled or published."""
-        return self._server.get_parameters(self._name("weights"), newer_than=self._known, timeout=timeout)
+        self._board.publish({**self._tensors(), "index": np.array(self.index)}, timeout)
 
     def _republish(self, timeout: float) -> None:
-        """Publishes this replica's weights again if a slower replica has replaced them by older ones.
-
-        Otherwise a deadlock is possible: that replica waits for newer weights while all others wait for it.
-        """
-        newest = max(self._known, self._seen[0])
-        published = self._server.get_parameters(self._name("weights"), newer_than=newest, timeout=timeout)
-        if published is not None:
-            self._seen = published.version, int(published.tensors["index"])
-        version, index = self._seen
-        if version > self._known and index < self.index:
+        if self._board.is_outdated(self.index, timeout):
             self._publish(timeout)
 
     def _pull(self, *, newer_than: int) -> None:
         """Waits for weights of a later update, and continues from them."""
         end = time.monotonic() + self._deadline
         while True:
-            published = self._published(_left(end))
+            published = self._board.newer(_left(end))
             if published is not None:
-                self._known = published.version
+                self._board.known = published.version
                 index = int(published.tensors["index"])
                 if index > newer_than:
                     self._load(published.tensors)
@@ -329,7 +305,7 @@ class Replica:
                     return
             if time.monotonic() > end:
                 raise DeadlineError(
-                    f"no replica of job {self._job!r} left weights of an update after {newer_than} within "
+                    f"no replica of job {self._board.job!r} left weights of an update after {newer_than} within "
                     f"{self._deadline:g} s: start worker 0, or raise the staleness bound where updates are so fast "
                     "that a worker is behind again before it has pulled the weights"
                 )
@@ -363,22 +339,60 @@ class Replica:
         digest = hashlib.sha256()
         for parameter in self._parameters:
             digest.update(_array(parameter).tobytes())
-        self._digests[self.index] = digest.digest()
+        self._board.publish_digest(self.index, digest.digest(), timeout)
+
+
+class _Board:
+    """Weights and digests that the replicas of a job publish at the server for each other."""
+
+    def __init__(self, server: innet.Replay, job: str, worker: int, workers: int) -> None:
+        self.job, self.worker, self.workers = job, worker, workers
+        self.known = 0
+        """Version of the published weights that this worker pulled or published last."""
+        self._server = server
+        # Version and update of the newest published weights seen but not pulled.
+        self._seen = (0, 0)
+        self._digests: dict[int, bytes] = {}
+
+    def weights_of(self, job: str, timeout: float, newer_than: int = 0) -> innet.Parameters | None:
+        return self._server.get_parameters(f"{job}.weights", newer_than=newer_than, timeout=timeout)
+
+    def publish(self, tensors: dict[str, NDArray[Any]], timeout: float) -> None:
+        self.known = self._server.put_parameters(f"{self.job}.weights", tensors, timeout=timeout)
+
+    def newer(self, timeout: float) -> innet.Parameters | None:
+        """Returns published weights, unless they are a version that this worker has pulled or published."""
+        return self.weights_of(self.job, timeout, self.known)
+
+    def is_outdated(self, index: int, timeout: float) -> bool:
+        """Whether a slower replica has replaced the weights of this one, which are of update `index`, by older ones.
+
+        Unless this one publishes again, a deadlock is possible: that replica waits for newer weights while all others
+        wait for it.
+        """
+        published = self.weights_of(self.job, timeout, max(self.known, self._seen[0]))
+        if published is not None:
+            self._seen = published.version, int(published.tensors["index"])
+        version, seen = self._seen
+        return version > self.known and seen < index
+
+    def publish_digest(self, index: int, digest: bytes, timeout: float) -> None:
+        self._digests[index] = digest
         for old in list(itertools.islice(self._digests, max(0, len(self._digests) - KEPT_DIGESTS))):
             del self._digests[old]
-        tensors = {"index": np.array(self.index), "digest": np.frombuffer(digest.digest(), np.uint8)}
-        self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors, timeout=timeout)
+        tensors = {"index": np.array(index), "digest": np.frombuffer(digest, np.uint8)}
+        self._server.put_parameters(f"{self.job}.digest.{self.worker}", tensors, timeout=timeout)
 
-    def _compare(self, other: int, timeout: float) -> int:
-        """Compares a replica's newest digest with this replica's; returns its update, or -1 if there is none."""
-        published = self._server.get_parameters(self._name(f"digest.{other}"), timeout=timeout)
+    def compare(self, other: int, timeout: float) -> int:
+        """Compares a replica's newest digest with this one's; returns its update, or -1 if there is none."""
+        published = self._server.get_parameters(f"{self.job}.digest.{other}", timeout=timeout)
         if published is None:
             return -1
         index = int(published.tensors["index"])
         ours = self._digests.get(index)
         if ours is not None and ours != published.tensors["digest"].tobytes():
             raise ReplicaError(
-                f"replicas {self._worker} and {other} of job {self._job!r} have other weights after update {index}: "
+                f"replicas {self.worker} and {other} of job {self.job!r} have other weights after update {index}: "
                 "something but Replica.step changed them, or their optimizers, torch releases or processors compute "
                 "differently"
             )

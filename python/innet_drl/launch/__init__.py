@@ -10,5 +10,4 @@
 | `joining` | the command `innet-drl actor`: finds a run, and joins it again after changes |
 | `playing` | the loop of every actor's process |
 | `processes` | start, failure and end of a process |
-| `silence` | actors that report nothing |
 """

@@ -8,7 +8,6 @@ import multiprocessing.connection
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -16,7 +15,6 @@ import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
-from innet_drl.launch.silence import Silence
 from innet_drl.train import environments
 from innet_drl.train.errors import ActorError
 from innet_drl.train.observe.metrics import ActorReport
@@ -71,7 +69,6 @@ class Actors:
         address: Address of the replay memory for the launcher's processes.
         name: Name of the table.
         token: Token of the replay memory.
-        clock: Clock of restarts and silences.
     """
 
     def __init__(
@@ -83,20 +80,16 @@ class Actors:
         address: str = "",
         name: str = "",
         token: str = "",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.launcher = launcher
         self._assignments = {
             f"actor {index}": ActorAssignment(config, index, address, name, first_step, token)
             for index in range(config.actors)
         }
-        hangs = "an environment may hang (environment_timeout replaces the actor then)"
-        self.silence = Silence(hangs if launcher else "it has left the run, or an environment hangs", clock)
         self._config = config
         self._run = run
         self._agent_steps = first_step
         self._next_publication = 0.0
-        self._clock = clock
         # Times of counted failures in the last `RESTART_MINUTES`.
         self._failures: deque[float] = deque()
         self._shown: set[str] = set()
@@ -145,20 +138,17 @@ class Actors:
         self._played.update(report.actor for report in reports)
         for name, message in ended:
             self._replace(self._assignments[name], message, agent_steps)
-        self.silence.check({report.actor for report in reports})
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
         assert self.launcher is not None, "only a launcher's processes end"
-        self.silence.begin(assignment.index)
         self._played.discard(assignment.index)
         self.launcher.start(f"actor {assignment.index}", run_actor, assignment)
 
     def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
         index, failure = assignment.index, ended.failure
         limit = self._config.environment_timeout
-        # The last report may precede the step by up to a second.
-        if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
+        if ended.exit_code == watchdog.EXIT_CODE and limit is not None:
             hung = f"its environments did not return for {limit:g} s (environment_timeout); its stacks are above"
             failure = failure or ProcessFailure(hung, fatal=False)
         reason = None if index in self._played else import_failure(ended.exit_code)
@@ -173,7 +163,7 @@ class Actors:
             raise ActorError(f"actor {index} cannot play: {text}")
         left = self._restarts_left()
         if failure.counts:
-            self._failures.append(self._clock())
+            self._failures.append(time.monotonic())
             if left == 0:
                 failures = len(self._failures)
                 count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
@@ -186,6 +176,6 @@ class Actors:
         self._start(replace(self._assignments[f"actor {index}"], first_step=agent_steps))
 
     def _restarts_left(self) -> int:
-        while self._failures and self._clock() - self._failures[0] >= 60 * RESTART_MINUTES:
+        while self._failures and time.monotonic() - self._failures[0] >= 60 * RESTART_MINUTES:
             self._failures.popleft()
         return self._config.actor_restarts - len(self._failures)

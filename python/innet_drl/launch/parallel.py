@@ -50,7 +50,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.preload(memory)
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
-        run = running.enter_context(memory.published_run(config))
+        run = running.enter_context(memory.published_run())
         token = settings.token if embedded else actor_token(config)
         steps, name = trainer.totals.agent_steps, trainer.name
         actors = running.enter_context(Actors(config, run, steps, launcher, memory.address, name, token))
@@ -98,12 +98,12 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
         except innet.errors.NoWritersError:
             raise
         except innet.errors.DeadlineError as error:
-            trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
+            trainer.session.say(str(error).removeprefix("the deadline passed: "))
             batch = None
         if batch is not None:
             trainer.session.note = "learning"
             try:
-                update = trainer.learn(batch)
+                update = trainer.learner.update(batch)
             except TrainingEnded:
                 break
             trainer.stopwatch.lap("other")
@@ -156,7 +156,7 @@ def _check_actors(actors: Actors, trainer: Trainer) -> None:
 
 def _has_ended(actors: Actors, trainer: Trainer) -> bool:
     """Looks after the actors while the other learners are waited for, which may themselves wait for steps."""
-    trainer.session.say(actors.silence.note() or "waiting for the gradients of the other learners")
+    trainer.session.say("waiting for the gradients of the other learners")
     _check_actors(actors, trainer)
     return trainer.session.interrupted
 

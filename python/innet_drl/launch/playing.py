@@ -17,6 +17,7 @@ from innet_drl.train.memory import ReplayMemory, memory_class, memory_settings
 from innet_drl.train.networks import make_network, published
 from innet_drl.train.observe.stopwatch import MEMORY, Stopwatch
 from innet_drl.train.play.actor import Actor
+from innet_drl.train.play.watchdog import watchdog
 from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,17 @@ def play(
     settings = memory_settings(config, envs.spec, name, parameters, address=address, token=token)
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
-        begin = {"first_step": assignment.first_step, "attempt": assignment.attempt}
-        actor = Actor(config, index, envs, network, writer, **begin, stopwatch=stopwatch)
+        actor = Actor(
+            config,
+            index,
+            envs,
+            network,
+            writer,
+            first_step=assignment.first_step,
+            attempt=assignment.attempt,
+            stopwatch=stopwatch,
+            watchdog=watchdog(config.environment_timeout),
+        )
 
         def flush() -> None:
             """Waits until the memory has taken all rows: for the replay ratio, that is the learner, and the server."""

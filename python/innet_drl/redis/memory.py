@@ -98,7 +98,7 @@ class RedisMemory(ReplayMemory):
 
     def writer(self, actor: int) -> RedisWriter:
         """Opens the writer of one actor's environments."""
-        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.actors)
+        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.config.playing_actors)
 
     def get_parameters(self, newer_than: int = 0) -> RedisParameters | None:
         """Returns the parameters, or `None` if their version is not above `newer_than`."""
@@ -113,9 +113,9 @@ class RedisMemory(ReplayMemory):
         """Sends the learner an actor's report."""
         self._store.push_report(encoded_report(report))
 
-    def published_run(self, config: Config) -> contextlib.nullcontext[RunPublisher]:
+    def published_run(self) -> contextlib.nullcontext[RunPublisher]:
         """The learner's side of the reports."""
-        return contextlib.nullcontext(_Reports(self._store, self.replay, self._name, config))
+        return contextlib.nullcontext(_Reports(self._store, self.replay, self._name, self._settings.config))
 
     @contextlib.contextmanager
     def batches(

@@ -58,8 +58,8 @@ def _own_table(
 ) -> innet.Table:
     """The run's table with other columns, and slack for whole messages in flight."""
     table = settings.table
-    chunk = settings.chunk_steps * settings.environments
-    extra_steps = settings.actors * max(0, transitions - chunk)
+    chunk = settings.config.chunk_steps * settings.config.environments
+    extra_steps = settings.config.playing_actors * max(0, transitions - chunk)
     return innet.Table(
         table.name,
         columns,
@@ -86,8 +86,8 @@ class FrameFormat:
 
     def __init__(self, settings: MemorySettings, transitions: int = TRANSITIONS) -> None:
         spec = settings.spec
-        self.streams = settings.environments
-        self.chunk_steps = settings.chunk_steps
+        self.streams = settings.config.environments
+        self.chunk_steps = settings.config.chunk_steps
         self.message_rows = math.ceil(transitions / self.streams)
         self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes, transitions)
         """Table of the learner's own replay."""
@@ -193,7 +193,7 @@ class StackFormat:
             "reward": innet.Column("float32"),
             "discount": innet.Column("float32"),
         }
-        capacity_bytes = int(STACKS_SHARE * settings.max_bytes) if images else 0
+        capacity_bytes = int(STACKS_SHARE * settings.config.max_bytes) if images else 0
         self.table = _own_table(settings, columns, capacity_bytes, transitions)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
@@ -229,7 +229,7 @@ class _StackBuilder:
     """Builds n-step transitions (Sutton & Barto, 2018, equation 7.1) with the actor's own TD error as priority."""
 
     def __init__(self, settings: MemorySettings, transitions: int) -> None:
-        spec, streams = settings.spec, settings.environments
+        spec, streams = settings.spec, settings.config.environments
         self._n, self._gamma = settings.view.n, settings.view.gamma
         self._transitions = transitions
         self._stack = spec.stack

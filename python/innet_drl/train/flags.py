@@ -28,20 +28,6 @@ from innet_drl.train.settings.short_help import short_help
 PresetName = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 Flags = TypeVar("Flags")
 
-ELSEWHERE = {
-    "--buffer-size": "--capacity",
-    "--env": "--environment",
-    "--env-id": "--environment",
-    "--learning-starts": "--min-size",
-    "--lr": "--learning-rate",
-    "--n-envs": "--environments",
-    "--num-envs": "--environments",
-    "--target-network-frequency": "--target-period",
-    "--timesteps": "--steps",
-    "--total-timesteps": "--steps",
-}
-"""Flags of other programs that train agents, and ours."""
-
 _shown: ContextVar[Config] = ContextVar("shown", default=PRESETS["breakout"])
 """The settings whose values are the defaults in the help."""
 
@@ -265,14 +251,8 @@ def _parsed(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags
     """Parses flags that change settings.
 
     `--help` is the short help, and `--help-all` that of `tyro`: both show the defaults of the preset.
-
-    Raises:
-        ConfigurationError: A flag of another program; the message names ours.
     """
     given = [argument.replace("_", "-") for argument in " ".join(arguments).replace("=", " ").split()]
-    for flag in given:
-        if flag in ELSEWHERE:
-            raise ConfigurationError(f"there is no flag {flag}: it is {ELSEWHERE[flag]} here")
     if {"-h", "--help", "--help-all"} & set(given):
         named = given[given.index("--preset") + 1 :][:1] if "--preset" in given else []
         name = next((each for each in named if each in PRESETS), "breakout")

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +74,9 @@ TABLE_SETTINGS = (
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The part of a run's settings that its memory depends on."""
+    """What a run's memory depends on."""
 
+    config: Config
     address: str
     """`embedded`, or the address at which the memory is created, served or joined."""
     table: innet.Table
@@ -86,36 +86,18 @@ class MemorySettings:
     spec: EnvironmentSpec
     parameters: Mapping[str, NDArray[Any]]
     """Example of the published tensors: names, dtypes and shapes."""
-    actors: int
-    environments: int
-    """Environments of one actor."""
-    chunk_steps: int
-    batch_size: int
-    importance_exponent: float
-    normalize_weights: Literal["batch", "memory"]
-    prefetch: int
-    max_bytes: int
-    seed: int
-    tls_ca: Path | None
-    patience: float
-    """Seconds to wait for a server that does not answer."""
     resumed: bool
     """Whether the run continues from a checkpoint, so that a memory of its name may exist."""
     changed: tuple[str, ...]
     """Members of `TABLE_SETTINGS` that have changed since the previous session, for messages."""
     token: str = field(repr=False)
     """Token or password of the memory; empty for none."""
-    namespace: str = ""
-    """Namespace of the names at a server; empty for none."""
-    preload: str | None = None
-    """Data set of demonstrations."""
-    preload_share: float = 0.0
-    """Share of a batch that is of the demonstrations' own table; 0 if they are in the run's table."""
 
     @property
     def demonstrations(self) -> str | None:
-        """Name of the demonstrations' own table."""
-        return f"{self.table.name}-demonstrations" if self.preload and self.preload_share else None
+        """Name of the demonstrations' own table; `None` if they are in the run's table."""
+        config = self.config
+        return f"{self.table.name}-demonstrations" if config.preload is not None and config.preload_share else None
 
 
 class RowWriter(Protocol):
@@ -169,7 +151,7 @@ class ReplayMemory(abc.ABC):
         self._name = settings.table.name
         self._sampled: str | innet.Mix = self._name
         if settings.demonstrations is not None:
-            share = settings.preload_share
+            share = settings.config.preload_share
             self._sampled = innet.Mix({self._name: 1 - share, settings.demonstrations: share})
         self._view = view or settings.view
         self._report_writer: ReportWriter | None = None
@@ -224,9 +206,9 @@ class ReplayMemory(abc.ABC):
             self._report_writer = ReportWriter(self.replay, self._name, report.actor)
         self._report_writer.write(report, timeout)
 
-    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+    def published_run(self) -> AbstractContextManager[RunPublisher]:
         """The learner's side of the reports, and of the settings for actors that join."""
-        return contextlib.nullcontext(RunPublisher(self.replay, self._name, config))
+        return contextlib.nullcontext(RunPublisher(self.replay, self._name, self._settings.config))
 
     @property
     def replay(self) -> innet.Replay:
@@ -244,14 +226,15 @@ class ReplayMemory(abc.ABC):
 
         After `writers_timeout` seconds without a batch and without a connected writer it is a `NoWritersError`.
         """
-        settings = self._settings
+        config = self._settings.config
         return self.replay.batches(
             self._sampled,
-            settings.batch_size,
+            config.batch_size,
             self._view,
-            beta=settings.importance_exponent,
-            normalize=settings.normalize_weights,
-            prefetch=settings.prefetch,
+            beta=config.importance_exponent,
+            normalize=config.normalize_weights,
+            # A serial run is repeatable only if it samples on demand.
+            prefetch=0 if config.serial else config.prefetch,
             device=device,
             timeout=timeout,
             writers_timeout=writers_timeout,
@@ -259,11 +242,12 @@ class ReplayMemory(abc.ABC):
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of sampled transitions, without waiting for a server's answer."""
-        self.replay.update_priorities(self._sampled, keys, priorities, timeout=self._settings.patience, wait=False)
+        patience = self._settings.config.replay_patience
+        self.replay.update_priorities(self._sampled, keys, priorities, timeout=patience, wait=False)
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters; `timeout` defaults to the patience of the settings."""
-        stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
+        stats = self.replay.stats(self._settings.config.replay_patience if timeout is None else timeout)
         self.incarnation = stats["incarnation"]
         restored = stats.get("snapshots", {}).get("restored") or {"tables": {}}
         self.restored_steps = restored["tables"].get(self._name, 0)
@@ -303,13 +287,14 @@ class ServerMemory(ReplayMemory):
                     f"{address} holds the memory of another run named {name!r}: continue that run (resume), or "
                     f"{OTHER_NAME}"
                 )
-            within = f" in the namespace {settings.namespace}" if settings.namespace else ""
+            within = f" in the namespace {settings.config.namespace}" if settings.config.namespace else ""
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
             yield cls(replay, settings, address)
 
-    def published_run(self, config: Config) -> AbstractContextManager[RunPublisher]:
+    def published_run(self) -> AbstractContextManager[RunPublisher]:
         """Connects for the reports separately, as the calls of the memory may block for long."""
-        return RunPublisher.connect(self._name, config, self._settings.token, resumed=self._settings.resumed)
+        settings = self._settings
+        return RunPublisher.connect(self._name, settings.config, settings.token, resumed=settings.resumed)
 
     @classmethod
     @contextlib.contextmanager
@@ -320,14 +305,14 @@ class ServerMemory(ReplayMemory):
 
     def writer(self, actor: int) -> innet.Writer:
         """Opens the writer of one actor's environments."""
-        settings = self._settings
+        config = self._settings.config
         self._writer = self.replay.writer(
             self._name,
-            settings.environments,
-            settings.view,
+            config.environments,
+            self._settings.view,
             name=f"actor {actor}",
             server=actor,
-            chunk_steps=settings.chunk_steps,
+            chunk_steps=config.chunk_steps,
         )
         return self._writer
 
@@ -337,7 +322,7 @@ class ServerMemory(ReplayMemory):
 
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
-        self.replay.put_parameters(self._name, tensors, timeout=self._settings.patience)
+        self.replay.put_parameters(self._name, tensors, timeout=self._settings.config.replay_patience)
 
 
 class EmbeddedMemory(ServerMemory):
@@ -398,29 +383,15 @@ def memory_settings(
     A `token` of `None` is read from the environment. `earlier` has the settings of the previous session.
     """
     return MemorySettings(
+        config=config,
         address=config.replay if address is None else address,
         table=make_table(config, spec, name),
         view=make_view(config, spec),
         spec=spec,
         parameters=parameters,
-        actors=config.playing_actors,
-        environments=config.environments,
-        chunk_steps=config.chunk_steps,
-        batch_size=config.batch_size,
-        importance_exponent=config.importance_exponent,
-        normalize_weights=config.normalize_weights,
-        # A serial run is repeatable only if it samples on demand.
-        prefetch=0 if config.serial else config.prefetch,
-        max_bytes=config.max_bytes,
-        seed=config.seed,
-        tls_ca=config.replay_ca,
-        patience=config.replay_patience,
         resumed=earlier is not None,
         changed=() if earlier is None else config.changed(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
-        namespace=config.namespace,
-        preload=None if config.preload is None else os.fspath(config.preload),
-        preload_share=config.preload_share,
     )
 
 
@@ -473,7 +444,7 @@ def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
 def make_replay(settings: MemorySettings, *tables: innet.Table) -> innet.Memory:
     """Makes a memory in this process."""
     try:
-        return innet.Memory(tables, max_bytes=settings.max_bytes, seed=settings.seed)
+        return innet.Memory(tables, max_bytes=settings.config.max_bytes, seed=settings.config.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(
             f"not enough memory for the table ({error}): lower capacity, or raise max_bytes"
@@ -490,20 +461,20 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
 
 
 def _connect(settings: MemorySettings) -> innet.Replay:
-    address, table = settings.address, settings.table
+    config, address, table = settings.config, settings.address, settings.table
     try:
         # Every process passes the table, so that the first one to reach a restarted, empty server recreates it.
         return innet.connect(
             address,
             token=settings.token,
             tables=[table],
-            tls_ca=settings.tls_ca,
+            tls_ca=config.replay_ca,
             grace=GRACE_SECONDS,
-            reconnect_for=settings.patience,
-            namespace=settings.namespace or None,
+            reconnect_for=config.replay_patience,
+            namespace=config.namespace or None,
         )
     except innet.errors.TableDiffersError as error:
-        within = f", namespace={settings.namespace!r}" if settings.namespace else ""
+        within = f", namespace={config.namespace!r}" if config.namespace else ""
         drop = f"innet_drl.connect({address!r}{within}).drop_table({table.name!r})"
         advice = f"{OTHER_NAME}, or drop that one"
         if settings.resumed:

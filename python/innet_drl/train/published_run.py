@@ -200,7 +200,6 @@ def decoded_report(report: bytes) -> ActorReport | None:
     try:
         values = json.loads(report)
         values["games"] = [Game(**game) for game in values["games"]]
-        values["means"] = {name: (mean, count) for name, (mean, count) in values["means"].items()}
         return ActorReport(**values)
     except (ValueError, TypeError, KeyError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)

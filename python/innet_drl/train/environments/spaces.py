@@ -41,10 +41,6 @@ class Leaf:
     """Shape in the space."""
     encode: Callable[[NDArray[Any]], NDArray[Any]]
     """Converts a batch of values [N, *shape] to frames [N, *part.shape]."""
-    bounds: tuple[NDArray[Any], NDArray[Any]] | None = None
-    """Frames [*part.shape] of the smallest and the largest values that a `Box` declares, if it declares any."""
-    limits: tuple[NDArray[Any], NDArray[Any]] | None = None
-    """Bounds with a tenth of their distance beyond each, or 1 where it is infinite: values outside are unusual."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +101,8 @@ def _leaves(
 def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
     """One array of an observation."""
     where = f" in {name!r}" if name else ""
-    bounds = limits = None
     if isinstance(space, spaces.Box):
         part, encode = _box(space, name)
-        # An image of uint8 or booleans has no values outside its dtype.
-        if part.dtype == "float32" and (np.isfinite(space.low) | np.isfinite(space.high)).any():
-            with np.errstate(over="ignore", invalid="ignore"):
-                low, high = bounds = encode(space.low[None])[0], encode(space.high[None])[0]
-                slack = np.where(np.isfinite(high - low), 0.1 * (high - low), 1.0)
-                limits = low - slack, high + slack
     elif isinstance(space, spaces.MultiBinary):
         part = Part(name, (math.prod(space.shape),), "float32", 1.0)
         encode = _flat
@@ -151,7 +140,7 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
         return encode(array)
 
     dtype = "int64" if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else part.dtype
-    return Leaf(part, dtype, tuple(expected or ()), checked, bounds, limits)
+    return Leaf(part, dtype, tuple(expected or ()), checked)
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:

@@ -21,8 +21,6 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 
 INFO_BYTES = 512
 """Largest size as JSON of the info of a game that a report has."""
-NOTE_LENGTH = 300
-"""Most characters of a note."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,6 @@ class Environments:
         self._name = name
         self.owner = ""
         """Owner of the environments, for messages: ` of actor 0`."""
-        self.notes: dict[str, str] = {}
-        """What a user should know of the environment, once each, by its subject."""
-        self._noted: set[str] = set()
         self._steps = 0
         self._lives = np.zeros(self.count, np.int32)
         self._ended = np.zeros(self.count, np.bool_)
@@ -120,7 +115,6 @@ class Environments:
         self._ended[:] = self._life_lost[:] = False
         self._steps = 0
         self._lives = np.array(info.get("lives", self._lives))
-        self._note_mask(info)
         return self._observation(observation, np.ones(self.count, np.bool_))
 
     def step(self, actions: NDArray[np.int64]) -> Step:
@@ -138,7 +132,6 @@ class Environments:
                 raise
             raise explained from error
         self._steps += 1
-        self._note_mask(info)
         reward = np.asarray(reward, np.float32)
         if not (finite := np.isfinite(reward)).all():
             (index, *_) = np.flatnonzero(~finite)
@@ -178,7 +171,6 @@ class Environments:
             return whole
         frames = self.encoder.encode(observation)
         self._check_finite(frames, range(self.count))
-        self._note_outside(frames)
         if self._stacks is None:
             return frames
 
@@ -190,36 +182,6 @@ class Environments:
 
         self._stacks = each(stacked, self._stacks, frames)
         return self._stacks
-
-    def _note(self, about: str, text: str) -> None:
-        if about not in self._noted:
-            self._noted.add(about)
-            # A report has few bytes.
-            self.notes[about] = f"environment {self._name} {text}"[:NOTE_LENGTH]
-
-    def _note_mask(self, info: Mapping[str, Any]) -> None:
-        if "action_mask" in info:
-            self._note(
-                "info['action_mask']",
-                "has info['action_mask'], which training ignores: forbidden actions are played, and learned from",
-            )
-
-    def _note_outside(self, frames: Arrays) -> None:
-        """Notes values beyond the limits of their `Box`, see `Leaf.limits`."""
-        assert self.encoder is not None
-        for leaf, values in zip(self.encoder.leaves, frames if self.spec.parts else (frames,), strict=True):
-            if leaf.bounds is None or leaf.limits is None or leaf.part.name in self._noted:
-                continue
-            outside = (values < leaf.limits[0]) | (values > leaf.limits[1])
-            if outside.any():
-                first = tuple(np.argwhere(outside)[0])
-                low, high = (bound[first[1:]] for bound in leaf.bounds)
-                where = f" in {leaf.part.name!r}" if leaf.part.name else ""
-                self._note(
-                    leaf.part.name,
-                    f"returned the value {values[first]:g}{where}, and its space says {low:g} to {high:g}: scale it, "
-                    "or declare another space",
-                )
 
     def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> Arrays:
         """Last observations of ended games in the mode SAME_STEP."""

@@ -1,14 +1,14 @@
-"""The learner: networks, optimizer and one update on a prioritized n-step batch (Horgan et al., 2018).
+"""The learner: networks, optimizer and an update, from a sampled batch to its new priorities (Horgan et al., 2018).
 
-The losses are in `losses`. `serial.py` and `innet_drl.launch.parallel` sample the batches and return the priorities.
+Loops of a run sample the batches, and write the priorities to the memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,29 +24,22 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learn.checkpoints import load_network, under
 from innet_drl.train.learn.data_parallel import SharedGradients
 from innet_drl.train.networks import Network, make_network, published, space_to_depth
+from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, keep_freed_memory
 
 
 class BatchWithTargets(TorchBatch):
-    """A batch with the results of `Loss.targets` (`innet_drl.train.learn.targets`)."""
+    """A batch with the results of `Loss.targets`."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """Results of one update; tensors stay on the device until they are read."""
+    """The TD errors of one update, which may be on their way from a GPU."""
 
     td_error: Tensor
     """[B], |TD error|, unweighted; valid on the CPU after `copied`."""
-    loss: Tensor
-    """The weighted loss."""
-    q_mean: Tensor
-    """Mean Q-value of the taken actions."""
-    gradient_norm: Tensor
-    """Norm of all gradients, before clipping."""
-    learning_rate: float
-    """Adam's step size."""
     copied: torch.cuda.Event | None = None
     """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
 
@@ -87,8 +80,6 @@ class Learner:
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         """The trained agent: a running average of the online network's weights. Single updates change the best action
         in many states; the average plays better than most of the averaged networks."""
-        # Buffers, such as vectors of spectral normalisation; most networks have none.
-        self._has_buffers = any(True for _ in self.network.buffers())
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
         )
@@ -98,6 +89,8 @@ class Learner:
         self.numerics = Numerics()
         self.gradients: SharedGradients | None = None
         """Averages the gradients of several learners; `None` for one learner."""
+        self.meter: Meter | None = None
+        """Takes metrics of the updates; `None` for no metrics."""
         self.stopwatch = Stopwatch()
         """Times the parts of `update`. On CUDA these are host times: kernels run asynchronously until a result is
         needed."""
@@ -130,67 +123,81 @@ class Learner:
             self.target.to(memory_format=numerics.layout)
             self.average.to(memory_format=numerics.layout)
 
-    def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
-        """Returns the tensors of a loss that need no gradient, such as `target`, on the learner's device."""
-        read = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
-        with torch.no_grad(), self._autocast():
-            return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
-
-    def q(self, network: Network, observation: Any) -> Tensor:
-        """Returns a network's Q-values [B, actions] of observations of the memory, without gradients."""
-        with torch.no_grad(), self._autocast():
-            return network.q(self._prepare(observation))
-
     def update(self, batch: TorchBatch) -> Update:
-        """Takes one step of the optimizer on a batch on the learner's device.
+        """Takes one step of the optimizer on a sampled batch on the learner's device.
 
-        The loss is the mean over the batch of weight * loss(transition). Several learners step with the mean of their
-        gradients.
+        Several learners step with the mean of their gradients.
         """
-        batch = self._with_targets(batch)
+        config, network = self.config, self.network
+        batch = self._given(batch)
         with self._autocast():
-            transition_loss = self.loss(self.network, self.target, batch)
-        q = losses.of_actions(transition_loss.q, batch.action)
-        loss = (batch.weights * transition_loss.loss).mean()
+            # Of double Q-learning the Huber loss of Q(s, a) - target, and its absolute value.
+            loss, td_error, q = self.loss(network, self.target, batch)
+        # Importance weights correct what prioritized sampling prefers.
+        loss = (batch.weights * loss).mean()
         self.stopwatch.lap("forward")
-        self.optimizer.param_groups[0]["lr"] = annealed_rate(self.config, self.updates)
+
+        self.optimizer.param_groups[0]["lr"] = rate = annealed_rate(config, self.updates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.stopwatch.lap("backward")
         if self.gradients is not None:
             self.gradients.mean()
             self.stopwatch.lap("average gradients")
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_gradient_norm)
         with self._weights_lock:
             self.optimizer.step()
         self.updates += 1
-        self._average()
-        if self.updates % self.config.target_period == 0:
+
+        with torch.no_grad():
+            # A decay that grows with the updates forgets the random initial weights.
+            decay = min(config.average_decay, self.updates / (self.updates + 10))
+            torch._foreach_lerp_(list(self.average.parameters()), list(network.parameters()), 1.0 - decay)
+            self._copy_buffers(self.average)
+        if self.updates % config.target_period == 0:
             # A new network: another thread may be computing with the old one.
-            self.target = copy.deepcopy(self.network).requires_grad_(False)
-        td_error, copied = _to_cpu(transition_loss.priority)
-        rate = self.optimizer.param_groups[0]["lr"]
-        update = Update(td_error, loss.detach(), q.float().mean(), norm, rate, copied)
+            self.target = copy.deepcopy(network).requires_grad_(False)
+
+        update = Update(*_to_cpu(td_error))
+        if self.meter is not None:
+            # Tensors are read when a line of metrics is due.
+            self.meter.record_rate("learner_updates_per_s", 1)
+            self.meter.record_mean("td_loss", loss.detach())
+            self.meter.record_mean("q_mean", losses.of_actions(q, batch.action).float().mean())
+            self.meter.record_mean("gradient_norm", norm)
+            self.meter.record_mean("sample_age", batch.ages.double().mean())
+            self.meter.record_mean("priority_concentration", batch.probabilities.mean())
+            self.meter.record("learning_rate", rate)
         self.stopwatch.lap("optimizer")
         return update
 
+    def with_targets(self, batch: TorchBatch, chooser: Network | None = None) -> BatchWithTargets:
+        """Returns the batch with the tensors of the loss that need no gradient, such as `target`.
+
+        Of double Q-learning that is r + discount * Q_target(s', argmax_a Q(s', a)), n steps ahead. `chooser` is the
+        network that chooses a, by default the online one. Any thread may call it.
+        """
+        names = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
+        with torch.no_grad(), self._autocast():
+            targets = self.loss.targets(self._readable(batch, *names), chooser or self.network, self.target)
+        return BatchWithTargets(len(batch), {**batch.as_dict(), **targets})
+
     def try_loss(self, batch: TorchBatch) -> None:
         """Tries a user's loss, without learning from it."""
-        loss, batch = self.loss, self._prepared(batch, ("observation", "next_observation"))
+        loss = self.loss
 
-        def compute(online: losses.Outputs, target: losses.Outputs, batch: TorchBatch) -> Any:
+        def compute(online: losses.Outputs, target: losses.Outputs, _: TorchBatch) -> Any:
             function = loss.function if isinstance(loss, losses.FunctionLoss) else loss
-            return function(online, target, self._with_targets(batch))
+            return function(online, target, self._given(batch))
 
         with self._autocast():
-            losses.tried(loss, compute, self.network, self.target, batch, "a random batch")
+            readable = self._readable(batch, "observation")
+            losses.tried(loss, compute, self.network, self.target, readable, "a random batch")
 
-    def _average(self) -> None:
-        # A decay that grows with the updates forgets the random initial weights.
-        decay = min(self.config.average_decay, self.updates / (self.updates + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
-            self._copy_buffers(self.average)
+    @functools.cached_property
+    def _has_buffers(self) -> bool:
+        """Whether networks have buffers, such as vectors of spectral normalisation; most have none."""
+        return any(True for _ in self.network.buffers())
 
     def _copy_buffers(self, to: Network) -> None:
         if self._has_buffers:
@@ -242,22 +249,19 @@ class Learner:
         self.updates = updates
         self.publications = publications
 
-    def _with_targets(self, batch: TorchBatch) -> TorchBatch:
+    def _given(self, batch: TorchBatch) -> TorchBatch:
+        """Returns the batch as the loss takes it: with targets, and observations that networks read."""
         if not self.loss.has_targets:
-            return self._prepared(batch, ("observation", "next_observation"))
-        if isinstance(batch, BatchWithTargets):
-            return self._prepared(batch, ("observation",))
-        targets = self.targets(batch)
-        self.stopwatch.lap("targets")
-        return self._prepared(batch, ("observation",), targets)
+            return self._readable(batch, "observation", "next_observation")
+        if not isinstance(batch, BatchWithTargets):
+            batch = self.with_targets(batch)
+            self.stopwatch.lap("targets")
+        return self._readable(batch, "observation")
 
-    def _prepared(
-        self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None
-    ) -> TorchBatch:
-        """Returns the batch with converted observations `names`, and with targets."""
+    def _readable(self, batch: TorchBatch, *names: str) -> TorchBatch:
+        """Returns the batch with these observations in the learner's arithmetic and layout."""
         tensors = batch.as_dict()
-        prepared = {name: self._prepare(tensors[name]) for name in names}
-        return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
+        return TorchBatch(len(batch), {**tensors, **{name: self._prepare(tensors[name]) for name in names}})
 
     def _prepare(self, observation: Any) -> Any:
         if self.numerics.space_to_depth:

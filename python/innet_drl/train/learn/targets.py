@@ -18,7 +18,7 @@ import torch
 
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
-from innet_drl.train.learn.learner import BatchWithTargets, Learner, use_device
+from innet_drl.train.learn.learner import Learner, use_device
 from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
 
 POLL_SECONDS = 0.05
@@ -74,9 +74,9 @@ class TargetsAhead:
             try:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
-                targets = self._learner.targets(batch, chooser)
+                batch = self._learner.with_targets(batch, chooser)
                 self.stopwatch.lap("targets")
-                self._ready.put(BatchWithTargets(len(batch), {**batch.as_dict(), **targets}))
+                self._ready.put(batch)
                 self.stopwatch.lap("wait for the learner")
             except DeadlineError as error:
                 self._ready.put(error)

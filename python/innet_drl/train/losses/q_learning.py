@@ -82,15 +82,6 @@ def of_actions(values: Tensor, action: Tensor) -> Tensor:
     return values.gather(1, index).squeeze(1)
 
 
-def double_q_target(
-    reward: Tensor, discount: Tensor, next_observation: Tensor, online: Outputs, target: Outputs
-) -> Tensor:
-    """Returns r + discount * Q_target(s', argmax_a Q_online(s', a)) (van Hasselt et al., 2016): float32 [B]."""
-    best = online(next_observation).argmax(1, keepdim=True)
-    bootstrap = target(next_observation).gather(1, best).squeeze(1).float()
-    return reward + discount * bootstrap
-
-
 class Munchausen:
     """The terms of Munchausen reinforcement learning (Vieillard et al., 2020), with n-step returns.
 
@@ -127,7 +118,10 @@ class QLearning(Loss):
     def targets(self, batch: TorchBatch, online: Outputs, target: Outputs) -> dict[str, Tensor]:
         """Computes `target` [B], and if it has Munchausen terms also `td_target` [B] without them."""
         if self._munchausen is None:
-            return {"target": double_q_target(batch.reward, batch.discount, batch.next_observation, online, target)}
+            # r + discount * Q_target(s', argmax_a Q_online(s', a)) (van Hasselt et al., 2016).
+            best = online(batch.next_observation).argmax(1)
+            bootstrap = of_actions(target(batch.next_observation), best).float()
+            return {"target": batch.reward + batch.discount * bootstrap}
         terms, q = self._munchausen, target(batch.next_observation).float()
         value = (terms.policy(q) * (q - terms.log_policy(q))).sum(1)
         reward = terms.reward(batch.reward, target(batch.observation).float(), batch.action)

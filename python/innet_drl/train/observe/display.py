@@ -48,11 +48,7 @@ class Display:
         """Shows a line of metrics and a note on the run's state."""
         if time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            self.print(self.line(metrics, note))
-
-    def line(self, metrics: Metrics, note: str) -> str:
-        """The plain line of metrics."""
-        return plain_line(metrics, note)
+            self.print(plain_line(metrics, note))
 
     def show_note(self, note: str, time_s: float | None = None) -> None:
         """Updates note and time, with the numbers of the last line; any thread may call it."""
@@ -93,6 +89,8 @@ def shown(name: str, value: float | None) -> str:
         return score(value)
     if value is None:
         return "-"
+    if unit == "share of 1":
+        return f"{value:.0%}"
     if unit == "bytes":
         return f"{value / 2**20:,.0f} MiB"
     return clock(value) if unit == "seconds" else number(value, DIGITS.get(unit, 0))

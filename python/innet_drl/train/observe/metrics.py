@@ -68,19 +68,9 @@ METRICS = {
     "joules_per_million_frames": Metric("cost/joules_per_million_frames", "J", "over the run"),
     "resident_bytes": Metric("cost/resident_bytes", "bytes", "memory of all processes; shared memory counts in each"),
     "learning_rate": Metric("charts/learning_rate", "", "Adam's step size at the last update"),
-    "q_predicted": Metric("values/q_predicted", "return", "actors' Q-value of the actions of ended episodes, mean"),
-    "return_discounted": Metric("values/return_discounted", "return", "discounted return that followed these actions"),
     "priority_total": Metric("priorities/total", "priority", "sum in the memory, after the exponent"),
     "priority_max": Metric("priorities/max", "priority", "of new transitions without one, before the exponent"),
     "priority_concentration": Metric("priorities/concentration", "ratio", "1 if all transitions are sampled alike"),
-    "policy_churn": Metric("diagnostics/policy_churn", "share of 1", "states whose best action has changed"),
-    "policy_agreement": Metric("diagnostics/policy_agreement", "share of 1", "newest and average choose alike"),
-    "dead_units": Metric("dead_units", "share of 1", "units, or filters, of each ReLU that are 0 in all states"),
-    "feature_spread": Metric("diagnostics/feature_spread", "ratio", "spread of a normaliser's input over its epsilon"),
-    "adam_epsilon_share": Metric("diagnostics/adam_epsilon_share", "share of 1", "weights below Adam's epsilon"),
-    "equal_frames": Metric("diagnostics/equal_frames", "share of 1", "stored stacks of which all frames are equal"),
-    "effective_sample_size": Metric("diagnostics/effective_sample_size", "share of 1", "1 if all weights are equal"),
-    "priority_percentiles": Metric("priority_percentiles", "priority", "of new priorities, before the exponent"),
     "own": Metric("own", "", "values that callbacks have logged since the last line, by name"),
 }
 """Metrics by name, in the order of a line; docs/reference/statistics.md defines each exactly."""
@@ -132,10 +122,8 @@ class ActorReport:
     """The learner's count of updates when the actor's parameters were published."""
     seconds: dict[str, float]
     """Seconds of the actor's main thread by activity."""
-    means: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Metrics that the actor records: mean and count, by name."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What a user should know of the environments, by its subject, for the log."""
+    means: dict[str, float] = field(default_factory=dict)
+    """Metrics that the actor records, by name; a line has the mean of all reports."""
 
 
 class Meter:
@@ -181,13 +169,10 @@ class Meter:
         if value is not None:
             self._values[name] = value
 
-    def record_mean(self, name: str, value: Any, count: int = 1) -> None:
-        """Adds a value, or the mean of `count` values, to a mean.
-
-        A tensor is read when the line is due: a read would wait for the GPU.
-        """
-        total, earlier = self._means.get(name, (0.0, 0))
-        self._means[name] = (total + value * count, earlier + count)
+    def record_mean(self, name: str, value: Any) -> None:
+        """Adds a value to a mean. A tensor is read when the line is due: a read would wait for the GPU."""
+        total, count = self._means.get(name, (0.0, 0))
+        self._means[name] = (total + value, count + 1)
 
     def scale(self, name: str, factor: float) -> None:
         """Multiplies a mean recorded since the last line by a factor that only the line has."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import time
@@ -12,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-from innet_drl.train.observe.metrics import METRICS, Metrics, parts, tags
+from innet_drl.train.observe.metrics import METRICS, Metrics, tags
 from innet_drl.train.observe.panels import PANELS
 
 BUFFER_BYTES = 1 << 20
@@ -88,16 +87,7 @@ class MetricsFiles:
                 self._described.add(tag)
                 metric = METRICS[name.partition("/")[0]]
                 added.metadata.summary_description = ": ".join(filter(None, (metric.unit, metric.meaning)))
-        if percentiles := parts(metrics, "priority_percentiles"):
-            summary.value.add(tag="priorities/new", histo=_histogram(percentiles))
         return summary
-
-
-def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
-    """The histogram, in percent, whose bins end at these percentiles."""
-    ends, limits = [float(end) for end in percentiles], list(percentiles.values())
-    shares = [end - begin for begin, end in itertools.pairwise([0.0, *ends])]
-    return HistogramProto(min=limits[0], max=limits[-1], num=100.0, bucket_limit=limits, bucket=shares)
 
 
 def _hyperparameters(settings: Mapping[str, Any]) -> Summary:

@@ -55,8 +55,8 @@ class Totals:
         self.agent_steps += report.steps
         meter.record_rate(f"actor_steps_per_s/{report.actor}", report.steps)
         meter.record_seconds("actor_time", report.seconds)
-        for name, (mean, count) in report.means.items():
-            meter.record_mean(name, mean, count)
+        for name, mean in report.means.items():
+            meter.record_mean(name, mean)
         scores = self._of_actor(report.actor)
         for game in report.games:
             self.games += 1

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from innet_drl.train.networks import Network, load_published
 from innet_drl.train.observe.metrics import ActorReport, Game, score_of
 from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.play.exploration import annealed, choose, epsilon_ladder
-from innet_drl.train.play.prediction import Predicting
-from innet_drl.train.play.watchdog import watched
 from innet_drl.train.settings.config import Config
 
 
@@ -26,7 +25,8 @@ class Actor:
     """Plays `config.environments` environments.
 
     The exploration schedule continues from `first_step`, in agent steps of all actors, which also changes the seeds, as
-    does the number `attempt` of earlier processes of this actor.
+    does the number `attempt` of earlier processes of this actor. Calls of the environments are in the context
+    `watchdog`.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Actor:
         first_step: int = 0,
         attempt: int = 0,
         stopwatch: Stopwatch | None = None,
+        watchdog: AbstractContextManager[None] | None = None,
     ) -> None:
         environments.owner = f" of actor {index}"
         count = environments.count
@@ -55,14 +56,10 @@ class Actor:
         self._first_step = first_step
         self._version = 0
         self._parameter_updates = 0
-        # The watchdog would end the learner of a serial run, which is in the same process.
-        self._limit = None if config.serial else config.environment_timeout
-        with watched(self._limit):
+        self._watchdog = watchdog or nullcontext()
+        with self._watchdog:
             self._observation = environments.reset(int(self.random.integers(2**30)))
         self._episodes = Episodes(index * count, count)
-        numbers = index * count + np.arange(count)
-        # Only the half that explores less counts: random actions lower returns below the values.
-        self._predicting = Predicting(2 * numbers + 1 >= config.all_environments, config.gamma)
 
     @property
     def final_epsilon(self) -> NDArray[np.float64]:
@@ -89,23 +86,20 @@ class Actor:
         q, episodes = self._q(self._observation), self._episodes
         action = choose(q, self._explores(), self.random)
         self.stopwatch.lap("inference")
-        with watched(self._limit):
+        with self._watchdog:
             step = self._environments.step(action)
-        action = step.taken
         self.stopwatch.lap("environment")
         last: dict[str, Any] = {"final": episodes.final}
         if step.final_observation is not None:
             last = self._last_observations(step)
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
-        truncated = step.truncated & ~terminated
-        reward = np.sign(step.reward) if self._config.clip_rewards else step.reward
         self._writer.append(
             frame=self._frame(self._observation),
-            action=action.astype(self._environments.spec.action_dtype),
-            reward=reward,
+            action=step.taken.astype(self._environments.spec.action_dtype),
+            reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
             terminated=terminated,
-            truncated=truncated,
+            truncated=step.truncated & ~terminated,
             first=episodes.first,
             q=q,
             # `play` limits waits for the server or a slow learner.
@@ -113,15 +107,6 @@ class Actor:
             **last,
         )
         self.stopwatch.lap("write")
-        self._predicting.add(
-            q,
-            action,
-            reward,
-            terminated=terminated,
-            truncated=truncated,
-            final=episodes.final,
-            final_q=last.get("final_q"),
-        )
         episodes.add(step, resets_at_once=self._environments.resets_at_once)
         self._observation = step.observation
         self.stopwatch.lap("other")
@@ -129,15 +114,13 @@ class Actor:
     def report(self, *, times: bool = True) -> ActorReport:
         """Returns steps, games and, with `times`, times since the last report."""
         steps, games = self._episodes.take()
-        notes, self._environments.notes = self._environments.notes, {}
         return ActorReport(
             self._index,
             steps,
             games,
             self._parameter_updates,
             self.stopwatch.take() if times else {},
-            {"epsilon": (float(self._explores().mean()), 1), **self._predicting.take()},
-            notes,
+            {"epsilon": float(self._explores().mean())},
         )
 
     def _q(self, observation: Arrays) -> NDArray[np.float32]:

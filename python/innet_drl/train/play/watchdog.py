@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import sys
-from collections.abc import Iterator
+import signal
 
-EXIT_CODE = 1
-"""Exit code of a hung process, determined by `faulthandler`."""
+EXIT_CODE = -signal.SIGALRM
+"""Exit code of a hung process."""
 
 
-@contextlib.contextmanager
-def watched(seconds: float | None) -> Iterator[None]:
-    """Guards a call of an environment: after `seconds` the process prints the stacks of its threads and exits.
+class _Watchdog:
+    """A timer of SIGALRM, for which `faulthandler` prints the stacks and leaves the process to the signal's default.
 
-    `faulthandler` does both on a thread without the GIL, which an environment in C++ may hold.
+    It needs no GIL, which an environment in C++ may hold.
     """
-    if seconds is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        faulthandler.register(signal.SIGALRM, chain=True)
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def watchdog(seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    """Returns a context for calls of environments: after `seconds` in it the process prints its stacks and ends.
+
+    It takes the process's timer of SIGALRM. `None` is no limit.
+    """
+    return contextlib.nullcontext() if seconds is None else _Watchdog(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from innet_drl.train.settings.config import Config
 logger = logging.getLogger(__name__)
 
 
-def preload(replay: innet.Replay, settings: MemorySettings, config: Config, envs: Environments) -> None:
+def preload(replay: innet.Replay, settings: MemorySettings, envs: Environments) -> None:
     """Imports the data set into a table of its own, or else into the run's, unless an earlier session has.
 
     Its rows become as actors write them in the environments `envs`.
@@ -30,10 +31,10 @@ def preload(replay: innet.Replay, settings: MemorySettings, config: Config, envs
         innet_drl.ReplayError: The data set cannot be read, or does not fit the environment.
         ConfigurationError: There is no space for them.
     """
-    assert settings.preload is not None
-    source, table, view = settings.preload, settings.table, settings.view
-    columns = _columns(settings)
-    played = AsPlayed(source, columns, table, config, envs)
+    assert settings.config.preload is not None
+    source, table, view = os.fspath(settings.config.preload), settings.table, settings.view
+    columns = _columns(settings, source)
+    played = AsPlayed(source, columns, table, settings.config, envs)
     counts = datasets.check(table, source, columns=columns, view=view, convert=played)
     name = settings.demonstrations
     given: dict[str, Any] = {"columns": columns, "view": view, "checked": counts, "convert": played}
@@ -149,10 +150,10 @@ def _import_beside(replay: innet.Replay, table: str, source: str, given: dict[st
         logger.warning("the rest of the demonstrations is missing: %s", error)
 
 
-def _columns(settings: MemorySettings) -> dict[str, str]:
+def _columns(settings: MemorySettings, source: str) -> dict[str, str]:
     """Names of the data set's columns, by the columns of the run's table that have other names."""
     frame = settings.view.observation
-    if settings.preload is not None and _has_frames(settings.preload, frame):
+    if _has_frames(source, frame):
         return {}
     if not settings.spec.parts:
         return {frame: "observation"}

@@ -14,7 +14,6 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.observe.cost import CostMeter
 from innet_drl.train.observe.metrics import ActorReport, Metrics
 from innet_drl.train.observe.metrics_files import MetricsFiles
-from innet_drl.train.observe.signs import SignsOfRun
 from innet_drl.train.observe.stopwatch import SERIAL, Stopwatch, Times
 from innet_drl.train.observe.totals import MemoryCounters
 from innet_drl.train.play.evaluation import Evaluation
@@ -49,8 +48,6 @@ class Reporter:
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._signs = SignsOfRun(self._session.config)
-        self._noted: set[str] = set()
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
@@ -128,10 +125,6 @@ class Reporter:
         self._session.totals.add_report(report, self._session.meter)
         if report.steps:
             self._session.meter.record_mean("parameter_lag", self._learner.updates - report.parameter_updates)
-        for about, note in report.notes.items():
-            if about not in self._noted:
-                self._noted.add(about)
-                logger.warning("%s", note)
         if report.games:
             self._session.call("on_games", report.games)
         # Reports of a serial run have no times.
@@ -202,8 +195,6 @@ class Reporter:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
-        for sign in self._signs.add(metrics):
-            logger.warning("%s", sign)
         self._session.display.show(metrics, self._session.note)
         self._session.call("on_metrics", metrics)
 

@@ -66,7 +66,7 @@ def train(trainer: Trainer) -> None:
                     batch = next(timed)
                     stopwatch.lap("free")
                     drawn += own
-                    update = trainer.learn(batch)
+                    update = trainer.learner.update(batch)
                     stopwatch.lap("other")
                     memory.update_priorities(batch.ids, trainer.priorities(update))
                     stopwatch.lap("priorities")

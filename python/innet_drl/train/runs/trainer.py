@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.batches import TorchBatch
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, Training
 from innet_drl.train.errors import (
@@ -27,13 +26,11 @@ from innet_drl.train.errors import (
     resuming,
 )
 from innet_drl.train.learn.checkpoints import Checkpoint
-from innet_drl.train.learn.diagnostics import Diagnostics
 from innet_drl.train.learn.learner import Learner, Update
 from innet_drl.train.learn.numerics import choose_numerics, random_batch
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.observe.cost import CostMeter, gpu_uuids
 from innet_drl.train.observe.display import Display
-from innet_drl.train.observe.expected import expectation
 from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.observe.totals import Totals
 from innet_drl.train.play import video
@@ -95,8 +92,7 @@ class Trainer:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
-        self._diagnostics = Diagnostics(self.learner)
-        self.session.meter = Meter()
+        self.session.meter = self.learner.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
@@ -235,7 +231,7 @@ class Trainer:
         """Imports the run's demonstrations, unless an earlier session has."""
         if self.config.preload is not None:
             self.session.say("reading the demonstrations")
-            preload(memory.replay, self.memory_settings(), self.config, self._probe)
+            preload(memory.replay, self.memory_settings(), self._probe)
 
     @property
     def finished(self) -> bool:
@@ -253,21 +249,6 @@ class Trainer:
             or self.evaluations.reached_target
             or (minutes is not None and self.session.meter.session_s >= 60 * minutes)
         )
-
-    def learn(self, batch: TorchBatch) -> Update:
-        """Updates on a batch and records the update."""
-        update = self.learner.update(batch)
-        # Tensors of the learner's device, which are read when a line of metrics is due.
-        self.session.meter.record_rate("learner_updates_per_s", 1)
-        self.session.meter.record_mean("td_loss", update.loss)
-        self.session.meter.record_mean("q_mean", update.q_mean)
-        self.session.meter.record_mean("gradient_norm", update.gradient_norm)
-        self.session.meter.record_mean("sample_age", batch.ages.double().mean())
-        self.session.meter.record_mean("priority_concentration", batch.probabilities.mean())
-        self.session.meter.record("learning_rate", update.learning_rate)
-        for name, value in self._diagnostics.add(batch, update).items():
-            self.session.meter.record(name, value)
-        return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:
         """Returns new priorities [B] of an update's transitions; waits for the update."""
@@ -390,10 +371,6 @@ class Trainer:
         )
         missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
-        expected = expectation(config, updates, seconds)
-        if expected is not None:
-            score = "-" if totals.score is None else f"{totals.score:.0f}"
-            logger.info("the score is %s so far; %s", score, expected)
         further = config.steps is not None and totals.agent_steps >= config.steps
         path = self.session.folder.path
         logger.info("everything is in %s; continue with %s", path, resuming(path, further=further))

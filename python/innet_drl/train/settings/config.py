@@ -216,9 +216,9 @@ class Config(metaclass=_ClearErrors):
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
     """Actors that may die and be replaced within ten minutes before the run fails."""
-    environment_timeout: Annotated[float, Field(ge=2, le=1e9)] | None = None
-    """Seconds of one step or reset of the environments after which an actor prints its stacks and is replaced: for
-    environments that may hang. None waits, and the log names the actor after a minute. Not in a serial run."""
+    environment_timeout: Annotated[float, Field(ge=2, le=1e9)] | None = 300.0
+    """Seconds of one step or reset of the environments after which an actor prints its stacks and is replaced, because
+    they hang. None waits without limit, as a serial run does."""
     pull_period: Count = 4
     """Vector steps between checks for newer parameters."""
     epsilon_base: Share = 0.4
