@@ -1,4 +1,4 @@
-"""Data sets: export and import of a table, beside pyarrow and NumPy with the same arrays, and their peak memory."""
+"""Data sets: export and import of a table, beside pyarrow with the same arrays, and their peak memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def data(rounds: int = 3) -> None:
         rounds: Turns of each way; the line has the median.
     """
     for kind in SHAPES:
-        for suffix in ("parquet", "npz"):
-            with tempfile.TemporaryDirectory(prefix="innet-") as folder:
-                _measure(kind, Path(folder) / f"data.{suffix}", rounds)
+        with tempfile.TemporaryDirectory(prefix="innet-") as folder:
+            _measure(kind, Path(folder) / "data.parquet", rounds)
 
 
 def _measure(kind: str, path: Path, rounds: int) -> None:
-    plain = "pyarrow" if path.suffix == ".parquet" else "NumPy"
-    ways = ("innet export", f"{plain} write", "innet import", "innet episodes", f"{plain} read")
+    ways = ("innet export", "pyarrow write", "innet import", "innet episodes", "pyarrow read")
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
@@ -54,7 +52,7 @@ def _measure(kind: str, path: Path, rounds: int) -> None:
         rates[way] = steps / seconds
         report.line(
             "data",
-            f"{way}, {kind}, {path.suffix[1:]}",
+            f"{way}, {kind}",
             rates[way],
             "steps/s",
             steps=steps,
@@ -64,9 +62,9 @@ def _measure(kind: str, path: Path, rounds: int) -> None:
         )
     report.closing(
         "data",
-        f"innet, {kind}, {path.suffix[1:]}",
-        export_to_plain=rates["innet export"] / rates[f"{plain} write"],
-        import_to_plain=rates["innet import"] / rates[f"{plain} read"],
+        f"innet, {kind}",
+        export_to_plain=rates["innet export"] / rates["pyarrow write"],
+        import_to_plain=rates["innet import"] / rates["pyarrow read"],
     )
 
 
@@ -129,7 +127,6 @@ def _way(way: str, kind: str, path: Path) -> float:
             for _ in replay.episodes("t"):
                 pass
             return time.perf_counter() - began
-    plain = path.with_stem("plain")
     if way == "pyarrow write":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -146,23 +143,14 @@ def _way(way: str, kind: str, path: Path) -> float:
                 columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), size)
             else:
                 columns[name] = pa.array(array)
-        pq.write_table(pa.table(columns), plain, compression="zstd", compression_level=1, row_group_size=4096)
+        pq.write_table(
+            pa.table(columns), path.with_stem("plain"), compression="zstd", compression_level=1, row_group_size=4096
+        )
         return time.perf_counter() - began
-    if way == "pyarrow read":
-        import pyarrow.parquet as pq
+    import pyarrow.parquet as pq
 
-        began = time.perf_counter()
-        pq.read_table(path)
-        return time.perf_counter() - began
-    if way == "NumPy write":
-        rows = _all_rows(kind)
-        began = time.perf_counter()
-        np.savez(plain, **rows)
-        return time.perf_counter() - began
     began = time.perf_counter()
-    arrays = np.load(path)
-    for name in arrays:
-        arrays[name]
+    pq.read_table(path)
     return time.perf_counter() - began
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import innet_drl as innet
+from innet_drl import datasets
 from innet_drl.datasets import rows
 
 COLUMNS: dict[str, Any] = {
@@ -69,7 +72,25 @@ def assert_equal(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[name], array, name)
 
 
-NAMES = ["data.parquet", "data.npz", "minari:robot/random-v0"]
+def save(path: Path, arrays: dict[str, Any]) -> Path:
+    """A Parquet file of arrays by pyarrow alone, with tensors where they have dimensions."""
+    columns = {
+        name: pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+        if isinstance(array, np.ndarray) and array.ndim > 1
+        else pa.array(array)
+        for name, array in arrays.items()
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The arrays of a whole data set, with the number of each row's episode."""
+    found = [rows.flat(one) | {"episode": np.full(len(one["final"]), i)} for i, one in enumerate(datasets.read(path))]
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+NAMES = ["data.parquet", "minari:robot/random-v0"]
 
 
 def at(folder: Path, name: str) -> str:

@@ -10,7 +10,6 @@
 | name of a data set | format | |
 | --- | --- | --- |
 | `*.parquet` | Parquet | a row for each step; compressed; needs `pyarrow` |
-| `*.npz` | NumPy | an array for each column, over all steps |
 | `minari:NAME` | Minari | a data set of this machine, by its id; needs `minari` |
 
 Rows are as a table stores them: its columns, `terminated`, `truncated`, `final` (a row with only the last observation
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -405,8 +403,12 @@ def _blocks(source: str | os.PathLike[str], wanted: Container[str] | None = None
 
 def _format(name: str) -> tuple[Any, str]:
     """The module of a data set's format, and the data set's name there."""
-    formats = {"minari": name.startswith("minari:"), "parquet": name.endswith(".parquet"), "npz": name.endswith(".npz")}
-    for module, is_this in formats.items():
-        if is_this:
-            return importlib.import_module(f"innet_drl.datasets.{module}"), name.removeprefix("minari:")
-    raise errors.ConfigError(f"a data set is named *.parquet, *.npz or minari:NAME, got {name!r}")
+    if name.startswith("minari:"):
+        from innet_drl.datasets import minari
+
+        return minari, name.removeprefix("minari:")
+    if name.endswith(".parquet"):
+        from innet_drl.datasets import parquet
+
+        return parquet, name
+    raise errors.ConfigError(f"a data set is named *.parquet or minari:NAME, got {name!r}")

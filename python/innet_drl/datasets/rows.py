@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,12 +20,8 @@ Block = dict[str, NDArray[Any]]
 FLAGS = ("terminated", "truncated", "final")
 UNREAD: NDArray[Any] = np.empty(0)
 """Placeholder of a column that was not read, so that errors can name all columns of a file."""
-_DAMAGES = (
-    *(OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
-)
-"""Exceptions that a damaged file raises. RuntimeError is the one of h5py, and zipfile's for a member that is marked as
-encrypted; SyntaxError and TokenError come from NumPy's parser of headers."""
+_DAMAGES = (OSError, ValueError, TypeError, LookupError, RuntimeError)
+"""Exceptions that a damaged file raises in pyarrow and h5py."""
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

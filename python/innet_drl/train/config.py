@@ -196,8 +196,8 @@ class Config(metaclass=_ClearErrors):
     """Seconds that the learner waits for steps while no actor is connected, before the run ends with a checkpoint."""
 
     preload: str | Path | None = None
-    """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet`, `FILE.npz`
-    or `minari:NAME`. Its observation is `observation`, or `frame` as in the export of a run."""
+    """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet` or
+    `minari:NAME`. Its observation is `observation`, or `frame` as in the export of a run."""
     preload_share: Share = 0.25
     """Share of the demonstrations in each batch; they are in a table of their own, which evicts none, and the replay
     ratio does not count them. 0 puts them into the run's own table, as fast as the replay ratio admits them, where new
