@@ -20,7 +20,7 @@ import innet_drl
 from benchmarks.catalogue import Benchmark, Goal
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
-from innet_drl.train.machine import processor
+from innet_drl.train.settings.machine import processor
 
 RESULTS = ("README.md", "benchmarks/README.md", "benchmarks/sweep.json", "docs/reports")
 """Files that the benchmarks write."""

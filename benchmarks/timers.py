@@ -27,7 +27,7 @@ from pathlib import Path
 import innet_drl
 from benchmarks import report
 from innet_drl.analysis.bars import RATIO, START, read
-from innet_drl.train.stopwatch import MEMORY, WAITING
+from innet_drl.train.observe.stopwatch import MEMORY, WAITING
 
 PACKAGE = Path(innet_drl.__file__).parent
 COST = 1.01
@@ -39,8 +39,9 @@ NAMES = {"MEMORY": MEMORY, "WAITING": WAITING}
 TURN = """
 import dataclasses, sys, tempfile, time
 from pathlib import Path
-from innet_drl.train import presets, run
-from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.settings import presets
+from innet_drl.train import run
+from innet_drl.train.observe.stopwatch import Stopwatch
 kind, preset, steps = sys.argv[1:]
 if kind == "without":
     Stopwatch.lap = lambda self, name: None

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.processes import children_cpu_seconds
-from innet_drl.train.config import Config
-from innet_drl.train.metrics import parts
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.observe.metrics import parts
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
 """Settings of both sides on the preset `breakout`: the plain double DQN that the preset is compared with."""
@@ -128,10 +128,10 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
 
     from innet_drl.batches import TorchBatch
     from innet_drl.train import environments
-    from innet_drl.train.exploration import annealed, choose, epsilon_ladder
-    from innet_drl.train.learner import Learner
-    from innet_drl.train.numerics import choose_numerics
-    from innet_drl.train.stopwatch import Stopwatch
+    from innet_drl.train.learn.learner import Learner
+    from innet_drl.train.learn.numerics import choose_numerics
+    from innet_drl.train.observe.stopwatch import Stopwatch
+    from innet_drl.train.play.exploration import annealed, choose, epsilon_ladder
 
     torch.set_num_threads(threads)
     count = config.environments

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import innet_drl
-from innet_drl.train.config import Config
+from innet_drl.train.settings.config import Config
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 

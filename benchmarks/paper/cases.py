@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from benchmarks.services import NetworkStack
 from benchmarks.tasks import PARAMETERS
 from innet_drl.redis.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
-from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.memory import memory_settings
+from innet_drl.train.settings.config import Config
 
 STREAMS = 8
 """Environments of an actor: 25 steps of each are a push."""

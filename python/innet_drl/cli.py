@@ -126,7 +126,7 @@ def train(arguments: Sequence[str]) -> None:
     flags, config = chosen.flags, chosen.config
     callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import local
-    from innet_drl.train.page import Page, logs_on_console
+    from innet_drl.train.observe.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
     out = flags.resume or flags.out
@@ -154,7 +154,7 @@ def learner(arguments: Sequence[str]) -> None:
     chosen = parse_learner(arguments)
     callbacks = _callbacks(track=chosen.flags.track)
     from innet_drl.launch import local
-    from innet_drl.train.page import Page, logs_on_console
+    from innet_drl.train.observe.page import Page, logs_on_console
 
     with logs_on_console():
         local.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
@@ -167,7 +167,7 @@ def actor(arguments: Sequence[str]) -> None:
     flags = parse(ActorFlags, "actor", arguments)
     from innet_drl.launch.joining import Joining, run
     from innet_drl.train.memory import server_token_of_actors
-    from innet_drl.train.page import logs_on_console
+    from innet_drl.train.observe.page import logs_on_console
 
     own = ("environment", "environment_threads", "actor_threads")
     changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
@@ -191,7 +191,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train.page import logs_on_console, page_of_command
+    from innet_drl.train.observe.page import logs_on_console, page_of_command
 
     def show(report: Any) -> None:
         print(report, file=sys.stderr, flush=True)
@@ -201,7 +201,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         import rich.console
 
         with logs_on_console(rich.console.Console(stderr=True)):
-            from innet_drl.train.following import follow
+            from innet_drl.train.runs.following import follow
 
             for report in follow(flags.runs, namespace=flags.namespace, **_conditions(flags)):
                 show(report)
@@ -211,14 +211,14 @@ def evaluate(arguments: Sequence[str]) -> None:
 
         raise ConfigurationError("--namespace: it belongs to --follow; otherwise the folders name the runs")
     with page_of_command(f"evaluation of {' '.join(map(str, flags.runs))}") as page:
-        from innet_drl.train.evaluation_report import evaluate_runs
+        from innet_drl.train.play.evaluation_report import evaluate_runs
 
         report = evaluate_runs(flags.runs, **_conditions(flags), progress=page.progress)
     show(report)
 
 
 def _conditions(flags: Any) -> dict[str, Any]:
-    from innet_drl.train.evaluation_report import CONDITIONS
+    from innet_drl.train.play.evaluation_report import CONDITIONS
 
     given = {name: getattr(flags, name.removeprefix("evaluation_")) for name in CONDITIONS}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -232,14 +232,14 @@ def record(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
-    from innet_drl.train.display import score
     from innet_drl.train.errors import writing
-    from innet_drl.train.page import page_of_command
+    from innet_drl.train.observe.display import score
+    from innet_drl.train.observe.page import page_of_command
     from innet_drl.train.run_folder import RunFolder
 
     with page_of_command(f"video of {flags.run}") as page:
-        from innet_drl.train import video
-        from innet_drl.train.agent import load
+        from innet_drl.train.play import video
+        from innet_drl.train.play.agent import load
 
         agent = load(flags.run, best=flags.best)
         config = dataclasses.replace(agent.config, seed=flags.seed)
@@ -260,7 +260,7 @@ def report(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import ReportFlags, parse
 
     flags = parse(ReportFlags, "report", arguments)
-    from innet_drl.train.page import page_of_command
+    from innet_drl.train.observe.page import page_of_command
 
     with page_of_command(f"report of {' '.join(map(str, flags.runs))}") as page:
         from innet_drl.analysis.report import write_report

@@ -15,10 +15,10 @@ from innet_drl.analysis.sweep.machine import Gpu, Machine, this_machine
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.cli import main
-from innet_drl.train.config import Config
 from innet_drl.train.flags import parse_train
-from innet_drl.train.machine import cores
-from innet_drl.train.presets import PRESETS, preset
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.machine import cores
+from innet_drl.train.settings.presets import PRESETS, preset
 
 pytestmark = pytest.mark.slow
 

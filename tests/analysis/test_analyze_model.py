@@ -22,9 +22,9 @@ from innet_drl.analysis.sweep.ratio import Key, Lists, propose, results
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.analysis.sweep.tables import prediction
 from innet_drl.analysis.sweep.what_if import predict
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse
+from innet_drl.train.settings.config import Config
 
 CONFIG = Config(environment="CartPole-v1", environments=8, learner_threads=1, batch_size=64, samples_per_insert=8.0)
 VECTOR_STEP, STEP, UPDATE = 400e-6, 100e-6, 0.5e-3

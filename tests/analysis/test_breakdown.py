@@ -25,9 +25,9 @@ from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.callbacks import Result
-from innet_drl.train.metrics import Meter, parts
-from innet_drl.train.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
-from innet_drl.train.totals import MemoryCounters
+from innet_drl.train.observe.metrics import Meter, parts
+from innet_drl.train.observe.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
+from innet_drl.train.observe.totals import MemoryCounters
 
 Slice = tuple[float, float, str]
 """Begin and end in microseconds, name."""
@@ -296,7 +296,7 @@ def test_every_thread_of_a_server_has_its_work(tmp_path: Path) -> None:
 def test_threads_of_a_command_are_not_of_the_core() -> None:
     """A command's first thread has its name, `innet-drl`, which the threads of torch inherit."""
     program = (
-        "from pathlib import Path; from innet_drl.train.times import CoreThreads\n"
+        "from pathlib import Path; from innet_drl.train.observe.times import CoreThreads\n"
         "Path('/proc/self/comm').write_text('innet-drl')\nprint(CoreThreads().take())"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "{}\n"

@@ -14,8 +14,8 @@ from places import HELPERS
 from training import lines, small
 
 from innet_drl import train
-from innet_drl.train.cost import CostMeter, ProcessorTime
-from innet_drl.train.energy import EnergyCounters
+from innet_drl.train.observe.cost import CostMeter, ProcessorTime
+from innet_drl.train.observe.energy import EnergyCounters
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def by_nvml(tmp_path: Path, code: str) -> str:
     source, library = HELPERS / "replayed_nvml.cpp", tmp_path / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", "-o", library, source], check=True)
     program = (
-        "from pathlib import Path; from innet_drl.train.energy import EnergyCounters, Energy\n"
+        "from pathlib import Path; from innet_drl.train.observe.energy import EnergyCounters, Energy\n"
         f"none = Path({str(tmp_path)!r})\n{code}"
     )
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
@@ -169,7 +169,7 @@ def test_a_gpu_that_is_lost_is_named(tmp_path: Path) -> None:
 def test_gpus_without_a_driver_are_named(tmp_path: Path) -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py, the extra nvml, is not installed")
     code = (
-        "from innet_drl.train.energy import EnergyCounters\ncounters = EnergyCounters(['GPU-00'])\n"
+        "from innet_drl.train.observe.energy import EnergyCounters\ncounters = EnergyCounters(['GPU-00'])\n"
         "print(counters.missing['NVML'], counters.read().gpu)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,9 +25,9 @@ from innet_drl.analysis.recorded_run import read_run
 from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.display import silent
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.metrics import parts
+from innet_drl.train.observe.display import silent
+from innet_drl.train.observe.metrics import parts
 from innet_drl.train.run_folder import RunFolder
 
 

@@ -421,12 +421,12 @@ def test_the_cost_of_timers_is_measured(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("outer", "file", "call", "activity"),
     [
-        ("playing.py", "train/actor.py", "self._environments.step(action)", "environment"),
-        ("playing.py", "train/actor.py", "action = choose(", "inference"),
-        ("playing.py", "train/actor.py", "episodes.add(step", "other"),
+        ("playing.py", "train/play/actor.py", "self._environments.step(action)", "environment"),
+        ("playing.py", "train/play/actor.py", "action = choose(", "inference"),
+        ("playing.py", "train/play/actor.py", "episodes.add(step", "other"),
         ("playing.py", "launch/playing.py", "writer.flush(timeout", "wait for the memory"),
-        ("parallel.py", "train/learner.py", "loss.backward()", "backward"),
-        ("parallel.py", "train/learner.py", "targets = self.targets(batch)", "targets"),
+        ("parallel.py", "train/learn/learner.py", "loss.backward()", "backward"),
+        ("parallel.py", "train/learn/learner.py", "targets = self.targets(batch)", "targets"),
         ("parallel.py", "launch/parallel.py", "trainer.priorities(earlier)", "priorities"),
         ("parallel.py", "batches.py", "batch = next(self._batches)", "wait for a batch"),
         ("parallel.py", "batches.py", "return to_device(batch, self._device)", "upload"),

@@ -18,7 +18,7 @@ from torch import nn
 import innet_drl as innet
 from innet_drl import errors
 from innet_drl.distributed import Contributions, Replica
-from innet_drl.train.data_parallel import digest
+from innet_drl.train.learn.data_parallel import digest
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ from benchmarks.paper.cases import PaperFlags
 from docs._settings import PAGES, filled
 from innet_drl import train
 from innet_drl.analysis.flags import BreakdownFlags, RatioFlags, WhatIfFlags
-from innet_drl.train.config import Config
 from innet_drl.train.flags import ActorFlags, EvaluateFlags, LearnerFlags, RecordFlags, ReportFlags, TrainFlags
-from innet_drl.train.metrics import METRICS
+from innet_drl.train.observe.metrics import METRICS
+from innet_drl.train.settings.config import Config
 
 DOCUMENTS = ROOT / "docs"
 

@@ -32,6 +32,9 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
+TRAINING = ("settings", "environments", "losses", "networks", "observe", "learn", "play", "runs")
+"""Packages of `train`; each imports those before it alone."""
+
 CLIENT = {
     "__init__",
     "_core",
@@ -104,6 +107,18 @@ def test_packages_import_downwards(package: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", TRAINING)
+def test_packages_of_training_import_downwards(package: str) -> None:
+    above = TRAINING[TRAINING.index(package) + 1 :]
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in files(f"train/{package}")
+        for name, _ in imports(path)
+        if name.startswith(tuple(f"innet_drl.train.{other}." for other in above))
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_files_do_not_import_each_other_in_circles(package: str) -> None:
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files(package)}
@@ -140,7 +155,7 @@ def test_training_does_not_depend_on_the_baseline() -> None:
 def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
     """`MemorySettings`, of `Config` the fields that it checks, and neither the actor nor the session."""
     reached = {
-        name: re.findall(r"\bconfig\.\w+\(|settings\.config|train\.actor|train\.trainer", text)
+        name: re.findall(r"\bconfig\.\w+\(|(?<!train\.)settings\.config|train\.play|train\.runs", text)
         for name in ("messages.py", "memory.py", "store.py")
         for text in [(PACKAGE / "redis" / name).read_text()]
     }

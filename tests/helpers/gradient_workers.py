@@ -21,8 +21,8 @@ from innet_drl.launch.actors import run_actor
 from innet_drl.launch.fork_server import forking, start_fork_server
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure, end_with_parent
-from innet_drl.train.data_parallel import SharedGradients, TrainingEnded
 from innet_drl.train.errors import LearnerError
+from innet_drl.train.learn.data_parallel import SharedGradients, TrainingEnded
 
 SECONDS = 60.0
 """Longer than anything takes but what hangs."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.config import Config
 from innet_drl.train.losses import Loss, TransitionLoss, of_actions
+from innet_drl.train.settings.config import Config
 
 
 class Linear(nn.Module):

@@ -17,11 +17,11 @@ from innet_drl.launch.launcher import Launcher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
-from innet_drl.train.config import Config
-from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics, parts
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.observe.metrics import Metrics, parts
+from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.published_run import RunPublisher, reports_table
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],

@@ -23,8 +23,8 @@ from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
+from innet_drl.train.play.evaluation import Evaluation, evaluate
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -21,9 +21,9 @@ from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.launch.silence import Silence
-from innet_drl.train.display import Display
 from innet_drl.train.errors import ActorError
-from innet_drl.train.metrics import ActorReport, Metrics
+from innet_drl.train.observe.display import Display
+from innet_drl.train.observe.metrics import ActorReport, Metrics
 from innet_drl.train.published_run import ReportWriter
 
 pytestmark = pytest.mark.slow

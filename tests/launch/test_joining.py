@@ -17,14 +17,12 @@ from training import small
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch.joining import Joining, _await_run, _RunEnded, join
-from innet_drl.train.config import Config
 from innet_drl.train.environments.vector import NOTE_LENGTH
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.evaluation_schedule import EvaluatedAgent, save_if_best
 from innet_drl.train.flags import parse_learner
-from innet_drl.train.following import follow
-from innet_drl.train.metrics import ActorReport, Game
+from innet_drl.train.observe.metrics import ActorReport, Game
+from innet_drl.train.observe.stopwatch import Laps
+from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.published_run import (
     REPORT_BYTES,
     REPORTS,
@@ -35,7 +33,9 @@ from innet_drl.train.published_run import (
     reports_table,
 )
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import Laps
+from innet_drl.train.runs.evaluation_schedule import EvaluatedAgent, save_if_best
+from innet_drl.train.runs.following import follow
+from innet_drl.train.settings.config import Config
 
 pytestmark = pytest.mark.slow
 

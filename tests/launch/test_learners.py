@@ -31,9 +31,9 @@ from innet_drl.launch import actors, learners, local
 from innet_drl.launch.fork_server import start_fork_server
 from innet_drl.launch.learners import LearnerResult
 from innet_drl.train.errors import ConfigurationError, LearnerError
+from innet_drl.train.observe.stopwatch import Laps
+from innet_drl.train.observe.times import LearnerTimes
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import Laps
-from innet_drl.train.times import LearnerTimes
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> Non
 
 
 def test_a_wrong_aggregator_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("innet_drl.train.trainer.Trainer", None)
+    monkeypatch.setattr("innet_drl.train.runs.trainer.Trainer", None)
     with pytest.raises(innet.errors.ConfigError, match="nowhere"):
         local.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
     with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay") as server:

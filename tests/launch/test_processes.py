@@ -16,8 +16,8 @@ from serving import SERVE, Server, until
 from training import lines, newest, small
 
 from innet_drl.launch import local
-from innet_drl.train.exploration import epsilon_ladder
-from innet_drl.train.metrics import parts
+from innet_drl.train.observe.metrics import parts
+from innet_drl.train.play.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

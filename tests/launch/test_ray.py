@@ -24,7 +24,7 @@ from training import lines, newest, newest_lines, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.metrics import Metrics, parts
+from innet_drl.train.observe.metrics import Metrics, parts
 from innet_drl.train.run_folder import RunFolder
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'innet-drl[ray]'")

@@ -12,10 +12,10 @@ from training import lines, small
 
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.learner import Update
+from innet_drl.train.learn.learner import Update
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.trainer import Trainer
+from innet_drl.train.runs.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.signals import Interrupted
-from innet_drl.train.config import Config
-from innet_drl.train.page import Page
+from innet_drl.train.observe.page import Page
+from innet_drl.train.settings.config import Config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
 
@@ -46,7 +46,7 @@ class Shown(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
     console = Console(file=shown, force_terminal=True, width=160, height=40)
-    monkeypatch.setattr("innet_drl.train.page.rich.get_console", lambda: console)
+    monkeypatch.setattr("innet_drl.train.observe.page.rich.get_console", lambda: console)
     return shown
 
 
@@ -218,7 +218,7 @@ def test_a_wrong_address_is_named_before_anything_is_measured(
     def not_reached(*_: object) -> None:
         raise AssertionError("arithmetic was measured")
 
-    monkeypatch.setattr("innet_drl.train.trainer.choose_numerics", not_reached)
+    monkeypatch.setattr("innet_drl.train.runs.trainer.choose_numerics", not_reached)
     run = str(tmp_path / "run")
     assert main(["train", "--preset", "cartpole", "--replay", "innet://no-such-host.invalid:7710", "--out", run]) == 1
     assert "cannot connect to innet://no-such-host.invalid:7710" in capsys.readouterr().err

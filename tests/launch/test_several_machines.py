@@ -19,7 +19,7 @@ from places import ROOT
 from serving import until
 from training import lines, newest
 
-from innet_drl.train.metrics import parts
+from innet_drl.train.observe.metrics import parts
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -24,13 +24,14 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.signals import Interrupted
-from innet_drl.train import evaluation, evaluation_schedule, video
-from innet_drl.train.config import Config
-from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.following import follow
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
-from innet_drl.train.metrics import METRICS, parts
+from innet_drl.train.observe.metrics import METRICS, parts
+from innet_drl.train.play import evaluation, video
+from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.runs import evaluation_schedule
+from innet_drl.train.runs.following import follow
+from innet_drl.train.settings.config import Config
 
 pytestmark = pytest.mark.slow
 

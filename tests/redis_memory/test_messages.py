@@ -10,10 +10,10 @@ from training import small
 
 import innet_drl as innet
 from innet_drl.redis.messages import FrameFormat, MessageFormat, MessageOptions, StackFormat, layout_of, views
-from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings, make_table, make_view, memory_settings
+from innet_drl.train.settings.config import Config
 
 STREAMS, ACTIONS = 4, 3
 IMAGES = EnvironmentSpec(actions=ACTIONS, stack=3, frame_shape=(5, 6), frame_dtype="uint8", frames_per_step=1)

@@ -23,7 +23,7 @@ from innet_drl.redis.memory import RedisMemory
 from innet_drl.redis.store import RedisStore
 from innet_drl.train.errors import ConfigurationError, ProcessError, ReplayMemoryError, RunFolderError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
-from innet_drl.train.metrics import METRICS
+from innet_drl.train.observe.metrics import METRICS
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from innet_drl.train import environments
-from innet_drl.train.actor import Actor
-from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec, Step
 from innet_drl.train.memory import make_table
 from innet_drl.train.networks import make_network
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.play.actor import Actor
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], environments=2, channels=(4, 4, 4), hidden=8)
 

@@ -22,7 +22,6 @@ from innet_drl.launch import actors, fork_server, local
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.signals import END_SIGNALS
-from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
     ConfigurationError,
@@ -31,8 +30,10 @@ from innet_drl.train.errors import (
     UnavailableEnvironmentError,
 )
 from innet_drl.train.memory import ReplayMemory
-from innet_drl.train.reporting import Reporter
+from innet_drl.train.observe import metrics_files
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.runs import trainer
+from innet_drl.train.runs.reporting import Reporter
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 

@@ -13,14 +13,14 @@ from training import small
 
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.agent import load
-from innet_drl.train.checkpoints import load_checkpoint, save_checkpoint
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.learner import Learner, Numerics
-from innet_drl.train.numerics import random_batch
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.learn.checkpoints import load_checkpoint, save_checkpoint
+from innet_drl.train.learn.learner import Learner, Numerics
+from innet_drl.train.learn.numerics import random_batch
+from innet_drl.train.play.agent import load
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.settings.presets import PRESETS
 
 SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")

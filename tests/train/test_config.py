@@ -17,12 +17,12 @@ from calls import Lines
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.train import short_help
-from innet_drl.train.config import Config, read_settings
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.flags import ELSEWHERE, parse_train
-from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.settings import short_help
+from innet_drl.train.settings.config import Config, read_settings
+from innet_drl.train.settings.presets import PRESETS
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

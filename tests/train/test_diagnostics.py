@@ -22,16 +22,16 @@ from innet_drl.analysis import recorded_run
 from innet_drl.analysis.recorded_run import read_run
 from innet_drl.analysis.report import write_report
 from innet_drl.launch import local
-from innet_drl.train import diagnostics
-from innet_drl.train import signs as train_signs
-from innet_drl.train.diagnostics import Diagnostics, Watch, adam_epsilon_share
-from innet_drl.train.display import silent
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learner import Learner
-from innet_drl.train.metrics import parts
-from innet_drl.train.numerics import random_batch
-from innet_drl.train.presets import PRESETS
-from innet_drl.train.signs import RECENT, SignsOfRun
+from innet_drl.train.learn import diagnostics
+from innet_drl.train.learn.diagnostics import Diagnostics, Watch, adam_epsilon_share
+from innet_drl.train.learn.learner import Learner
+from innet_drl.train.learn.numerics import random_batch
+from innet_drl.train.observe import signs as train_signs
+from innet_drl.train.observe.display import silent
+from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.signs import RECENT, SignsOfRun
+from innet_drl.train.settings.presets import PRESETS
 
 IMAGES = EnvironmentSpec(4, 4, (40, 40), "uint8", 4)
 

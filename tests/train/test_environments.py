@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from innet_drl.train import environments, video
-from innet_drl.train.config import Config
+from innet_drl.train import environments
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.networks import make_network
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.play import video
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 BREAKOUT = PRESETS["breakout"]
 CARTPOLE = PRESETS["cartpole"]

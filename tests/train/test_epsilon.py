@@ -9,7 +9,7 @@ import pytest
 
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.train.exploration import annealed, choose, epsilon_ladder, unfinished_schedules
+from innet_drl.train.play.exploration import annealed, choose, epsilon_ladder, unfinished_schedules
 
 
 def test_the_ladder_is_the_formula_of_the_paper() -> None:

@@ -14,14 +14,14 @@ from training import small
 
 from innet_drl.cli import main
 from innet_drl.train import environments
-from innet_drl.train.config import Config
-from innet_drl.train.display import score
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.evaluation import Evaluation, evaluate
-from innet_drl.train.evaluation_report import PROTOCOLS, aggregate, evaluate_runs
-from innet_drl.train.learner import Learner
-from innet_drl.train.presets import preset
+from innet_drl.train.learn.learner import Learner
+from innet_drl.train.observe.display import score
+from innet_drl.train.play.evaluation import Evaluation, evaluate
+from innet_drl.train.play.evaluation_report import PROTOCOLS, aggregate, evaluate_runs
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import preset
 
 BREAKOUT = preset("breakout", channels=(2, 2, 2), hidden=8, evaluation_games=2, evaluation_frames=400)
 

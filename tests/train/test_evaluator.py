@@ -16,15 +16,16 @@ from training import small
 from innet_drl.analysis.recorded_run import read_run
 from innet_drl.analysis.report import write_report
 from innet_drl.launch import local
-from innet_drl.train import environments, video
-from innet_drl.train.config import Config
-from innet_drl.train.display import silent
+from innet_drl.train import environments
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
-from innet_drl.train.evaluation import evaluate
-from innet_drl.train.exploration import choose
 from innet_drl.train.networks import Network, QNetwork, make_network, q_values
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.observe.display import silent
+from innet_drl.train.play import video
+from innet_drl.train.play.evaluation import evaluate
+from innet_drl.train.play.exploration import choose
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 SPEC = EnvironmentSpec(4, 4, (BREAKOUT.frame_size,) * 2, "uint8", 4)

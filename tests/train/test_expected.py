@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from innet_drl.train import expected
-from innet_drl.train.expected import CURVES, Curve, expectation
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.observe import expected
+from innet_drl.train.observe.expected import CURVES, Curve, expectation
+from innet_drl.train.settings.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], minutes=3.0, seed=7, evaluation_games=10, video=False)
 

@@ -14,13 +14,14 @@ from training import small
 from innet_drl.analysis.report import write_report
 from innet_drl.analysis.sweep.machine import this_machine
 from innet_drl.analysis.sweep.sweep_file import Sweep
-from innet_drl.train import environments, video
-from innet_drl.train.checkpoints import save_checkpoint
+from innet_drl.train import environments
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.files import new_file
+from innet_drl.train.learn.checkpoints import save_checkpoint
 from innet_drl.train.networks import make_network
+from innet_drl.train.observe.times import Times
+from innet_drl.train.play import video
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.times import Times
 
 
 def record(folder: Path) -> None:

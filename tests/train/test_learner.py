@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 from training import small
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train import environments, machine, numerics
-from innet_drl.train.actor import Actor
-from innet_drl.train.config import Config
+from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.learner import Learner, Numerics, choose_device
+from innet_drl.train.learn import numerics
+from innet_drl.train.learn.learner import Learner, Numerics, choose_device
+from innet_drl.train.learn.numerics import choose_numerics
 from innet_drl.train.losses import PRIORITY_FLOOR
 from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
-from innet_drl.train.numerics import choose_numerics
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.play.actor import Actor
+from innet_drl.train.settings import machine
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
 
 Weights: TypeAlias = dict[str, NDArray[np.float64]]
 

@@ -15,12 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from innet_drl.train.display import plain_line
-from innet_drl.train.metrics import METRICS, ActorReport, Game, Meter, parts, tags
-from innet_drl.train.metrics_files import MetricsFiles
-from innet_drl.train.page import SMALLEST_PAGE, Page, logs_on_console
-from innet_drl.train.panels import PANELS
-from innet_drl.train.totals import MemoryCounters, Totals
+from innet_drl.train.observe.display import plain_line
+from innet_drl.train.observe.metrics import METRICS, ActorReport, Game, Meter, parts, tags
+from innet_drl.train.observe.metrics_files import MetricsFiles
+from innet_drl.train.observe.page import SMALLEST_PAGE, Page, logs_on_console
+from innet_drl.train.observe.panels import PANELS
+from innet_drl.train.observe.totals import MemoryCounters, Totals
 
 TABLE = {
     "items": 90,
@@ -116,7 +116,7 @@ def test_lengths_and_epsilon_are_means_over_games_and_reports() -> None:
 
 def test_best_evaluations_throughput_and_waits_of_each_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
+    monkeypatch.setattr("innet_drl.train.observe.metrics.time.perf_counter", lambda: now)
     found = recorded()
     now = 110.0
     for mean in (5.0, 7.0, 6.0):
@@ -293,7 +293,7 @@ def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
 
 def test_seconds_left_out_are_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
+    monkeypatch.setattr("innet_drl.train.observe.metrics.time.perf_counter", lambda: now)
     meter = Meter()
     meter.resume(5.0)
     now = 130.0

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from innet_drl import train
 from innet_drl.train.environments.vector import INFO_BYTES, last_info
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.following import follow
-from innet_drl.train.metrics import Game, parts
+from innet_drl.train.observe.metrics import Game, parts
+from innet_drl.train.runs.following import follow
 
 
 def config(**settings: Any) -> train.Config:

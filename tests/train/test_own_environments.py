@@ -19,12 +19,12 @@ from innet_drl import cli, train
 from innet_drl.batches import TorchBatch, to_device
 from innet_drl.launch import local
 from innet_drl.train import environments
-from innet_drl.train.actor import Actor
 from innet_drl.train.environments import Environments
 from innet_drl.train.errors import ActorError, ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.flags import parse_train
-from innet_drl.train.learner import Learner
+from innet_drl.train.learn.learner import Learner
 from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
+from innet_drl.train.play.actor import Actor
 
 
 def made(environment: Any, **changes: Any) -> Environments:
@@ -566,8 +566,8 @@ def test_a_stack_of_wrappers_trains_in_actors(tmp_path: Path, is_async: bool) ->
 
 
 def test_a_video_of_an_environment_of_ones_own(tmp_path: Path) -> None:
-    from innet_drl.train import video
     from innet_drl.train.networks import make_network
+    from innet_drl.train.play import video
 
     config = small(environment=brought.Drawn)
     network = make_network(config, environments.make(config, 1).spec)

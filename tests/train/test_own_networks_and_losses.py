@@ -19,10 +19,10 @@ from innet_drl.launch import local
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, DivergedError
-from innet_drl.train.learner import Learner
+from innet_drl.train.learn.learner import Learner
+from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import make_loss
 from innet_drl.train.networks import make_network
-from innet_drl.train.numerics import random_batch
 
 VECTOR = EnvironmentSpec(3, 1, (4,), "float32", 1)
 VECTOR_SPACE: Any = VECTOR.observation_space

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from innet_drl.train.prediction import Predicting
+from innet_drl.train.play.prediction import Predicting
 
 GAMMA = 0.9
 ENVIRONMENTS = 6

@@ -24,11 +24,11 @@ from innet_drl import datasets, errors, train
 from innet_drl.datasets import rows
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.memory import make_table, memory_settings
-from innet_drl.train.metrics import Metrics
-from innet_drl.train.preload import preload
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.observe.metrics import Metrics
+from innet_drl.train.play.evaluation import Evaluation
+from innet_drl.train.runs.preload import preload
+from innet_drl.train.settings.presets import PRESETS
 
 EPISODES, STEPS = 20, 15
 

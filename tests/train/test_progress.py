@@ -12,11 +12,13 @@ from training import small
 from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train import display, environments, numerics
-from innet_drl.train.display import Display
-from innet_drl.train.machine import file_position
+from innet_drl.train import environments
+from innet_drl.train.learn import numerics
 from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.observe import display
+from innet_drl.train.observe.display import Display
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.settings.machine import file_position
 
 DEADLINE = 60.0
 
@@ -96,7 +98,7 @@ def test_measuring_arithmetic_shows_each_candidate() -> None:
 def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[str] = []
     now = 100.0
-    monkeypatch.setattr("innet_drl.train.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("innet_drl.train.observe.display.time.monotonic", lambda: now)
     plain = Display("run")
     monkeypatch.setattr(plain, "print", printed.append)
     for second in range(25):

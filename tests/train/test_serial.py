@@ -9,10 +9,10 @@ import safetensors.torch
 from training import lines, small, without_times
 
 from innet_drl.launch import local
-from innet_drl.train import evaluation_schedule
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.evaluation import evaluate
+from innet_drl.train.play.evaluation import evaluate
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.runs import evaluation_schedule
 
 
 def test_two_runs_from_one_seed_are_the_same(tmp_path: Path) -> None:

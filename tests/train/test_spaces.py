@@ -17,9 +17,9 @@ from training import small
 
 from innet_drl.launch import local
 from innet_drl.train import environments
-from innet_drl.train.agent import Agent
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.networks import make_network, q_values
+from innet_drl.train.play.agent import Agent
 
 PAGE = ROOT / "docs" / "how-to" / "environments.md"
 

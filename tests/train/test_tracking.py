@@ -19,7 +19,7 @@ from training import BothHavePlayed, lines, small
 
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.train.metrics import parts
+from innet_drl.train.observe.metrics import parts
 
 
 def hyperparameters(logs: Path) -> Any:

@@ -27,9 +27,9 @@ from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.errors import MissingExtraError
 from innet_drl.launch import local
-from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, ProcessError, RunFolderError
 from innet_drl.train.flags import parse_train
+from innet_drl.train.observe.display import Display
 from innet_drl.train.run_folder import RunFolder
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from innet_drl.analysis.recorded_run import read_sessions
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.observe.stopwatch import MEMORY, WAITING
+from innet_drl.train.observe.times import ProcessTimes, read_times
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import MEMORY, WAITING
-from innet_drl.train.times import ProcessTimes, read_times
 
 RATIO = "wait for the replay ratio"
 KINDS = {

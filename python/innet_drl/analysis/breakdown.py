@@ -8,8 +8,8 @@ from innet_drl.analysis import trace
 from innet_drl.analysis.bars import KINDS, Breakdown, read
 from innet_drl.analysis.flags import BreakdownFlags
 from innet_drl.extras import naming_extras
-from innet_drl.train.display import aligned
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.observe.display import aligned
 
 
 def run(flags: BreakdownFlags) -> None:

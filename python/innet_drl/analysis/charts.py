@@ -8,7 +8,7 @@ import numpy as np
 
 from innet_drl.analysis.drawing import NEUTRAL, SERIES, Chart, Curve
 from innet_drl.analysis.recorded_run import RecordedRun
-from innet_drl.train.panels import PANELS, Panel
+from innet_drl.train.observe.panels import PANELS, Panel
 
 
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:

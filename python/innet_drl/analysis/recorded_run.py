@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from innet_drl.train.config import Config
-from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.metrics import METRICS
+from innet_drl.train.observe.display import Progress
+from innet_drl.train.observe.metrics import METRICS
+from innet_drl.train.observe.signs import WARM_UP, signs, values_of
 from innet_drl.train.run_folder import FINISHED, RunFolder
-from innet_drl.train.signs import WARM_UP, signs, values_of
+from innet_drl.train.settings.config import Config
 
 LINES_SHOWN = 10_000
 """Lines of metrics between two calls of `Progress`."""

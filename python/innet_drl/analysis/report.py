@@ -19,9 +19,9 @@ from innet_drl.analysis import tables
 from innet_drl.analysis.charts import charts
 from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
-from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.observe.display import Progress, silent
 from innet_drl.train.run_folder import RunFolder
 
 EMBEDDED_BYTES = 4 * 2**20

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from innet_drl.analysis.recorded_run import FinalEvaluation, RecordedRun
-from innet_drl.train.config import Config
-from innet_drl.train.display import number, score, shown
+from innet_drl.train.observe.display import number, score, shown
+from innet_drl.train.settings.config import Config
 
 NOTHING = "-"
 """Cell of a value that was not recorded."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from innet_drl.analysis.recorded_run import reading
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.times import TRACE
+from innet_drl.train.observe.times import TRACE
 
 PARENTS = {
     "update": ("targets", "forward", "backward", "average gradients", "optimizer"),

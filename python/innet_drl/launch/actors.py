@@ -17,11 +17,12 @@ from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.silence import Silence
-from innet_drl.train import environments, watchdog
-from innet_drl.train.config import Config
+from innet_drl.train import environments
 from innet_drl.train.errors import ActorError
-from innet_drl.train.metrics import ActorReport
+from innet_drl.train.observe.metrics import ActorReport
+from innet_drl.train.play import watchdog
 from innet_drl.train.published_run import RunPublisher
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

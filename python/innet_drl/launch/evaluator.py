@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
-from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
-from innet_drl.train.stopwatch import Laps, Stopwatch
-from innet_drl.train.times import Times
+from innet_drl.train.observe.stopwatch import Laps, Stopwatch
+from innet_drl.train.observe.times import Times
+from innet_drl.train.play.evaluation import Evaluation, evaluate
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from innet_drl.extras import naming_extras
 from innet_drl.launch.processes import LeavesRun, Stopped
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.published_run import (
@@ -31,6 +30,7 @@ from innet_drl.train.published_run import (
     check_address,
     published_runs,
 )
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,14 @@ from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children
 from innet_drl.signals import Interrupted
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
-from innet_drl.train.config import Config
-from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, resuming
-from innet_drl.train.exploration import unfinished_schedules
-from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
+from innet_drl.train.observe.display import Display
+from innet_drl.train.play.exploration import unfinished_schedules
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.importing import Importable, is_path, load, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +154,8 @@ def _train(
 ) -> Result:
     with naming_extras():
         from innet_drl.launch import parallel
-        from innet_drl.train import serial
-        from innet_drl.train.trainer import Trainer
+        from innet_drl.train.runs import serial
+        from innet_drl.train.runs.trainer import Trainer
 
     resumed = folder.latest_checkpoint() if resume else None
     # `innet-drl learner` (without launchers) only plays the missing evaluation of a run with all of its steps.

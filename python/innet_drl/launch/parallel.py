@@ -21,12 +21,12 @@ from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import Learners
-from innet_drl.train.data_parallel import TrainingEnded
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, resuming
+from innet_drl.train.learn.data_parallel import TrainingEnded
+from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
-from innet_drl.train.stopwatch import TimedBatches
-from innet_drl.train.targets import TargetsAhead
-from innet_drl.train.trainer import Trainer
+from innet_drl.train.observe.stopwatch import TimedBatches
+from innet_drl.train.runs.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

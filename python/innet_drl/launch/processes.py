@@ -24,9 +24,9 @@ from typing import Any
 import innet_drl as innet
 from innet_drl.launch.fork_server import forking, is_forked
 from innet_drl.signals import END_SIGNALS
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ProcessError, TrainingError, trace_of
-from innet_drl.train.importing import importing
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.importing import importing
 
 IMPORT_FAILED = 1
 """Exit code of a process that raised before its main function, or was ended by C code of its environment."""

@@ -25,9 +25,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
 from innet_drl.launch.processes import ProcessFailure, environment_variable
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ProcessError
-from innet_drl.train.machine import cores
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.machine import cores
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from innet_drl.redis.store import (
     RedisStore,
     parse_address,
 )
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
-from innet_drl.train.metrics import ActorReport
+from innet_drl.train.observe.metrics import ActorReport
 from innet_drl.train.published_run import RunPublisher, decoded_report, encoded_report
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(ReplayMemory.__module__)
 """The logger of the interface, which the console of a run shows from level INFO on."""

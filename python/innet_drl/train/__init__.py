@@ -19,27 +19,14 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 
 | files | subject |
 | --- | --- |
-| `config`, `settings_file`, `presets`, `flags` | settings, their types and files, presets, flags |
-| `environments` | anything that Gymnasium makes or a factory returns |
-| `networks`, `losses`, `importing` | networks, losses, import paths of user code |
-| `exploration`, `actor`, `prediction` | epsilon-greedy exploration; playing; values against returns |
-| `memory` | the interface of the replay memory: embedded, on a server, or another package's |
-| `published_run` | a run published at its server, for processes that join |
-| `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
-| `session`, `trainer`, `reporting` | one session of a run: shared state; updates; lines of metrics |
-| `serial` | the loop in one process |
-| `callbacks`, `tracking` | callbacks; Weights & Biases |
-| `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
-| `following` | evaluations of each new checkpoint in a separate process |
-| `evaluation_report` | protocols of evaluations, interquartile means and intervals |
-| `run_folder`, `checkpoints`, `files` | files of a run |
-| `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
-| `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
-| `diagnostics`, `signs`, `expected` | measurements of learning, what they warn of, what a run should score |
-| `preload`, `watchdog`, `short_help` | demonstrations; environments that hang; the first page of help |
-| `signals` | signals that end a run |
-| `cost`, `energy` | processor seconds and joules of a run |
-| `errors`, `machine` | errors of training; cores and open files |
+| `environments`, `networks`, `losses`, `memory`, `callbacks` | what a user may bring |
+| `settings/` | settings, their files and presets |
+| `learn/` | updates and their arithmetic |
+| `play/` | the actor; the trained agent, its evaluations and videos |
+| `observe/` | metrics, where they are written and shown; seconds, cost and energy |
+| `runs/` | a run from its start to its result |
+| `run_folder`, `files`, `published_run` | files of a run; a run in its memory |
+| `flags`, `errors` | the command line; errors of training |
 
 `innet_drl.launch` runs actors, learners and evaluations as processes.
 """
@@ -56,13 +43,13 @@ from typing import TYPE_CHECKING, Any
 from innet_drl.extras import naming_extras
 
 if TYPE_CHECKING:
-    from innet_drl.train.agent import Agent, load
     from innet_drl.train.callbacks import Callback, Result, StopTraining
-    from innet_drl.train.config import Config
-    from innet_drl.train.evaluation import Evaluation
-    from innet_drl.train.importing import Importable
-    from innet_drl.train.metrics import Metrics
-    from innet_drl.train.presets import PRESETS, preset
+    from innet_drl.train.observe.metrics import Metrics
+    from innet_drl.train.play.agent import Agent, load
+    from innet_drl.train.play.evaluation import Evaluation
+    from innet_drl.train.settings.config import Config
+    from innet_drl.train.settings.importing import Importable
+    from innet_drl.train.settings.presets import PRESETS, preset
     from innet_drl.train.tracking import WandbCallback
 
 __all__ = [
@@ -81,17 +68,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PRESETS": "presets",
-    "Agent": "agent",
+    "PRESETS": "settings.presets",
+    "Agent": "play.agent",
     "Callback": "callbacks",
-    "Config": "config",
-    "Evaluation": "evaluation",
-    "Metrics": "metrics",
+    "Config": "settings.config",
+    "Evaluation": "play.evaluation",
+    "Metrics": "observe.metrics",
     "Result": "callbacks",
     "StopTraining": "callbacks",
     "WandbCallback": "tracking",
-    "load": "agent",
-    "preset": "presets",
+    "load": "play.agent",
+    "preset": "settings.presets",
 }
 
 
@@ -138,9 +125,9 @@ def run(
     """
     with naming_extras():
         from innet_drl.launch import local
-        from innet_drl.train.config import Config
         from innet_drl.train.errors import ConfigurationError, TrainingError, shortened
         from innet_drl.train.run_folder import RunFolder
+        from innet_drl.train.settings.config import Config
     if not isinstance(config, Config):
         raise ConfigurationError(
             f"config: it must be a train.Config, and is {config!r}: train.run(train.preset('cartpole')), or "

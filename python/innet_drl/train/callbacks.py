@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from innet_drl.errors import closest
-from innet_drl.train.config import Config
-from innet_drl.train.cost import Cost
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Game, Meter, Metrics
-from innet_drl.train.totals import Totals
+from innet_drl.train.observe.cost import Cost
+from innet_drl.train.observe.metrics import Game, Meter, Metrics
+from innet_drl.train.observe.totals import Totals
+from innet_drl.train.play.evaluation import Evaluation
+from innet_drl.train.settings.config import Config
 
 if TYPE_CHECKING:
     # This module must not import torch: it is imported to check arguments.
-    from innet_drl.train.learner import Learner
+    from innet_drl.train.learn.learner import Learner
     from innet_drl.train.networks import Network
 
 

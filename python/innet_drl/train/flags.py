@@ -16,13 +16,13 @@ import tyro
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from innet_drl.train.config import Config, KeywordArguments, Threads, message_of, read_settings
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.importing import Importable, path_of
-from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings_file import plain, read_value
-from innet_drl.train.short_help import short_help
+from innet_drl.train.settings.config import Config, KeywordArguments, Threads, message_of, read_settings
+from innet_drl.train.settings.importing import Importable, path_of
+from innet_drl.train.settings.presets import PRESETS, preset
+from innet_drl.train.settings.settings_file import plain, read_value
+from innet_drl.train.settings.short_help import short_help
 
 PresetName = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 Flags = TypeVar("Flags")

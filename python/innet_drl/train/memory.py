@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
-from innet_drl.train.metrics import ActorReport
+from innet_drl.train.observe.metrics import ActorReport
 from innet_drl.train.published_run import ReportWriter, RunPublisher, reports_table
+from innet_drl.train.settings.config import SERVER_SCHEMES, Config
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.metrics import ActorReport, Game
-from innet_drl.train.stopwatch import Laps
+from innet_drl.train.observe.metrics import ActorReport, Game
+from innet_drl.train.observe.stopwatch import Laps
+from innet_drl.train.settings.config import SERVER_SCHEMES, Config
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 runs/<name>/
     config.yaml             the settings, all of them
-    metrics.jsonl           a line of metrics (`innet_drl.train.metrics`) each few seconds
+    metrics.jsonl           a line of metrics (`innet_drl.train.observe.metrics`) each few seconds
     events.out.tfevents.*   the same metrics for TensorBoard
     sessions.jsonl          begin and end of each session: time, agent steps, machine, versions, how it ended
-    times.json              seconds of each process by activity (`innet_drl.train.times`)
+    times.json              seconds of each process by activity (`innet_drl.train.observe.times`)
     trace.jsonl             laps of the newest session with `--trace-seconds`
     evaluation.json         the scores of the evaluation after training
     best.safetensors        the agent with the best evaluation
@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
-from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from innet_drl.train.config import Config
 from innet_drl.train.errors import RunFolderError, resuming, writing
 from innet_drl.train.files import new_file, put_in_place, replaceable
+from innet_drl.train.learn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from innet_drl.train.settings.config import Config
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.

@@ -9,10 +9,10 @@ from typing import Any
 
 from innet_drl.extras import naming_extras
 from innet_drl.train.callbacks import Callback, Result
-from innet_drl.train.config import Config
 from innet_drl.train.errors import writing
-from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics, tags
+from innet_drl.train.observe.metrics import Metrics, tags
+from innet_drl.train.play.evaluation import Evaluation
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.machine import Machine, this_machine
 from innet_drl.analysis.sweep.ratio import lists_of
 from innet_drl.train import preset
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import innet_drl as innet
 from innet_drl.analysis.sweep.machine import Machine
 from innet_drl.analysis.sweep.sweep_file import Sweep
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
+from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)
 

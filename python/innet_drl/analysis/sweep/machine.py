@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from innet_drl.train.machine import cores, processor
+from innet_drl.train.settings.machine import cores, processor
 
 CPUS = Path("/sys/devices/system/cpu")
 

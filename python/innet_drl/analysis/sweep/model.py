@@ -23,9 +23,9 @@ import numpy as np
 from scipy.optimize import brentq, least_squares, nnls
 
 from innet_drl.analysis.sweep.point import Point
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.stopwatch import MEMORY, WAITING
+from innet_drl.train.observe.stopwatch import MEMORY, WAITING
+from innet_drl.train.settings.config import Config
 
 SMALLEST_FIT = 3
 """Least number of points for a fit."""

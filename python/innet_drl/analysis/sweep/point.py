@@ -28,11 +28,11 @@ from innet_drl.launch.processes import (
     prepare_to_play,
     start,
 )
-from innet_drl.train.config import Config
-from innet_drl.train.cost import ProcessorTime
-from innet_drl.train.energy import EnergyCounters, gpu_uuids
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.metrics import Metrics, parts
+from innet_drl.train.observe.cost import ProcessorTime
+from innet_drl.train.observe.energy import EnergyCounters, gpu_uuids
+from innet_drl.train.observe.metrics import Metrics, parts
+from innet_drl.train.settings.config import Config
 
 REPORT_SECONDS = 0.5
 """Period of the lines of metrics; actors report as often."""

@@ -21,10 +21,10 @@ from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT,
 from innet_drl.analysis.sweep.point import Point, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train import environments, preset
-from innet_drl.train.config import Config, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import keyword_arguments
-from innet_drl.train.page import page_of_command
+from innet_drl.train.observe.page import page_of_command
+from innet_drl.train.settings.config import Config, read_settings
 
 PROPOSALS = 2
 """Points that the model proposes and the sweep measures."""

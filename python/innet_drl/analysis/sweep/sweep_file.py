@@ -12,9 +12,9 @@ from typing import Any
 
 from innet_drl.analysis.sweep.machine import Machine
 from innet_drl.analysis.sweep.point import Point
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.settings.config import Config
 
 
 @dataclass

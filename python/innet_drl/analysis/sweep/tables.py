@@ -8,7 +8,7 @@ from typing import Any
 from innet_drl.analysis.sweep.machine import Machine
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.analysis.sweep.sweep_file import Sweep
-from innet_drl.train.display import aligned
+from innet_drl.train.observe.display import aligned
 
 
 def machine(found: Machine) -> str:

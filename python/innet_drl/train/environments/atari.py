@@ -10,10 +10,10 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
 from innet_drl.errors import closest
-from innet_drl.train.config import Config
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
 from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.settings.config import Config
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""

@@ -13,13 +13,13 @@ import ale_py
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from innet_drl.train import importing
-from innet_drl.train.config import Config
 from innet_drl.train.environments.atari import atari_hint, check_atari, make_atari
 from innet_drl.train.environments.spaces import actions, encoder, is_gymnasium, unusable
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
+from innet_drl.train.settings import importing
+from innet_drl.train.settings.config import Config
 
 gymnasium.register_envs(ale_py)
 

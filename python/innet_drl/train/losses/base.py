@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.config import Config
+from innet_drl.train.settings.config import Config
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that every transition can be sampled again (Schaul et al., 2016, section 3.3)."""

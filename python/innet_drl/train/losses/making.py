@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train import importing
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses.base import Loss, Outputs, TransitionLoss
 from innet_drl.train.losses.distributional import Categorical, Quantile
 from innet_drl.train.losses.q_learning import QLearning
+from innet_drl.train.settings import importing
+from innet_drl.train.settings.config import Config
 
 _LOSSES: dict[str, type[Loss]] = {"double_q": QLearning, "categorical": Categorical, "quantile": Quantile}
 

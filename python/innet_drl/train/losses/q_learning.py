@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.config import Config
 from innet_drl.train.losses.base import Loss, Outputs, TransitionLoss, of_actions
+from innet_drl.train.settings.config import Config
 
 
 def double_q_target(

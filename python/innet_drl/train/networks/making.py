@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from innet_drl.train import importing
-from innet_drl.train.config import Config
 from innet_drl.train.environments import Arrays, EnvironmentSpec, Part, each
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses import Loss, make_loss
 from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
 from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, Torso, VectorTorso
+from innet_drl.train.settings import importing
+from innet_drl.train.settings.config import Config
 
 
 def make_network(config: Config, spec: EnvironmentSpec) -> Network:

@@ -1,0 +1,1 @@
+"""Learning: updates, their arithmetic, and checkpoints of networks and optimizer."""

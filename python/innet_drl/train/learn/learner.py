@@ -1,0 +1,316 @@
+"""The learner: networks, optimizer and one update on a prioritized n-step batch (Horgan et al., 2018).
+
+The losses are in `losses`. `serial.py` and `innet_drl.launch.parallel` sample the batches and return the priorities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train import losses
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.learn.checkpoints import load_network, under
+from innet_drl.train.learn.data_parallel import SharedGradients
+from innet_drl.train.networks import Network, make_network, published, space_to_depth
+from innet_drl.train.observe.stopwatch import Stopwatch
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.machine import cores, keep_freed_memory
+
+
+class BatchWithTargets(TorchBatch):
+    """A batch with the results of `Loss.targets` (`innet_drl.train.learn.targets`)."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Results of one update; tensors stay on the device until they are read."""
+
+    td_error: Tensor
+    """[B], |TD error|, unweighted; valid on the CPU after `copied`."""
+    loss: Tensor
+    """The weighted loss."""
+    q_mean: Tensor
+    """Mean Q-value of the taken actions."""
+    gradient_norm: Tensor
+    """Norm of all gradients, before clipping."""
+    learning_rate: float
+    """Adam's step size."""
+    copied: torch.cuda.Event | None = None
+    """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
+
+    def priorities(self) -> NDArray[np.float64]:
+        """Returns new priorities [B] of the batch's transitions; waits for this update only."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.td_error.double().numpy() + losses.PRIORITY_FLOOR
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Arithmetic and memory layout of the learner."""
+
+    dtype: torch.dtype = torch.float32
+    layout: torch.memory_format = torch.contiguous_format
+    space_to_depth: bool = False
+    """Images with blocks of pixels as channels (`networks.space_to_depth`)."""
+
+    def __str__(self) -> str:
+        layout = "channels-last" if self.layout == torch.channels_last else "contiguous"
+        layout = "space-to-depth" if self.space_to_depth else layout
+        return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
+
+
+class Learner:
+    """Online and target network, the average that is evaluated, optimizer and counters."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, number: int = 0) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = choose_device(config, number)
+        if self.device.type == "cpu" and spec.is_image:
+            keep_freed_memory()
+        self.loss = losses.make_loss(config)
+        self.network = make_network(config, spec).to(self.device)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        """The trained agent: a running average of the online network's weights. Single updates change the best action
+        in many states; the average plays better than most of the averaged networks."""
+        # Buffers, such as vectors of spectral normalisation; most networks have none.
+        self._has_buffers = any(True for _ in self.network.buffers())
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+        self._weights_lock = threading.Lock()
+        self.updates = 0
+        self.publications = 0
+        self.numerics = Numerics()
+        self.gradients: SharedGradients | None = None
+        """Averages the gradients of several learners; `None` for one learner."""
+        self.stopwatch = Stopwatch()
+        """Times the parts of `update`. On CUDA these are host times: kernels run asynchronously until a result is
+        needed."""
+
+    @property
+    def targets_ahead(self) -> bool:
+        """Whether a second thread computes targets (`innet_drl.train.learn.targets`)."""
+        if self.config.targets_ahead != "auto" or not self.loss.has_targets:
+            return self.config.targets_ahead == "on" and self.loss.has_targets
+        return self.device.type == "cpu" and self.spec.is_image and cores() > 1
+
+    @property
+    def threads_left(self) -> int:
+        """Threads of each pass of the learner on a CPU, without the actors' cores.
+
+        The threads of a pass synchronize many times in an update, so that one busy core delays all of them: on two
+        cores with one actor, two threads took four times as long as one.
+        """
+        if self.config.serial:
+            return cores()
+        left = (cores() - self.config.actors * self.config.actor_threads) // self.config.learners
+        return max(1, left // 2 if self.targets_ahead else left)
+
+    def use(self, numerics: Numerics) -> None:
+        """Switches to this arithmetic and layout."""
+        self.numerics = numerics
+        if self.spec.is_image:
+            # A layout only affects four-dimensional weights, and changes no values.
+            self.network.to(memory_format=numerics.layout)
+            self.target.to(memory_format=numerics.layout)
+            self.average.to(memory_format=numerics.layout)
+
+    def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
+        """Returns the tensors of a loss that need no gradient, such as `target`, on the learner's device."""
+        read = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
+        with torch.no_grad(), self._autocast():
+            return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
+
+    def q(self, network: Network, observation: Any) -> Tensor:
+        """Returns a network's Q-values [B, actions] of observations of the memory, without gradients."""
+        with torch.no_grad(), self._autocast():
+            return network.q(self._prepare(observation))
+
+    def update(self, batch: TorchBatch) -> Update:
+        """Takes one step of the optimizer on a batch on the learner's device.
+
+        The loss is the mean over the batch of weight * loss(transition). Several learners step with the mean of their
+        gradients.
+        """
+        batch = self._with_targets(batch)
+        with self._autocast():
+            transition_loss = self.loss(self.network, self.target, batch)
+        q = losses.of_actions(transition_loss.q, batch.action)
+        loss = (batch.weights * transition_loss.loss).mean()
+        self.stopwatch.lap("forward")
+        self.optimizer.param_groups[0]["lr"] = annealed_rate(self.config, self.updates)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.stopwatch.lap("backward")
+        if self.gradients is not None:
+            self.gradients.mean()
+            self.stopwatch.lap("average gradients")
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
+        with self._weights_lock:
+            self.optimizer.step()
+        self.updates += 1
+        self._average()
+        if self.updates % self.config.target_period == 0:
+            # A new network: another thread may be computing with the old one.
+            self.target = copy.deepcopy(self.network).requires_grad_(False)
+        td_error, copied = _to_cpu(transition_loss.priority)
+        rate = self.optimizer.param_groups[0]["lr"]
+        update = Update(td_error, loss.detach(), q.float().mean(), norm, rate, copied)
+        self.stopwatch.lap("optimizer")
+        return update
+
+    def try_loss(self, batch: TorchBatch) -> None:
+        """Tries a user's loss, without learning from it."""
+        loss, batch = self.loss, self._prepared(batch, ("observation", "next_observation"))
+
+        def compute(online: losses.Outputs, target: losses.Outputs, batch: TorchBatch) -> Any:
+            function = loss.function if isinstance(loss, losses.FunctionLoss) else loss
+            return function(online, target, self._with_targets(batch))
+
+        with self._autocast():
+            losses.tried(loss, compute, self.network, self.target, batch, "a random batch")
+
+    def _average(self) -> None:
+        # A decay that grows with the updates forgets the random initial weights.
+        decay = min(self.config.average_decay, self.updates / (self.updates + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
+            self._copy_buffers(self.average)
+
+    def _copy_buffers(self, to: Network) -> None:
+        if self._has_buffers:
+            for copied, buffer in zip(to.buffers(), self.network.buffers(), strict=True):
+                copied.copy_(buffer)
+
+    def copy_network(self, to: Network) -> None:
+        """Copies the online network's weights, consistent within one update. Any thread may call it."""
+        with torch.no_grad(), self._weights_lock:
+            torch._foreach_copy_(list(to.parameters()), list(self.network.parameters()))
+            self._copy_buffers(to)
+
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Returns the tensors of the actors' network and the number of updates, as they are published."""
+        return published(self.average if self.config.publish == "average" else self.network, self.updates)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors of a checkpoint: `model.*`, `target.*`, `average.*`, `optimizer.<parameter>.<moment>`."""
+        moments = self.optimizer.state_dict()["state"]
+        return {
+            **{f"model.{name}": value for name, value in self.network.state_dict().items()},
+            **{f"target.{name}": value for name, value in self.target.state_dict().items()},
+            **{f"average.{name}": value for name, value in self.average.state_dict().items()},
+            **{f"optimizer.{index}.{name}": value for index, state in moments.items() for name, value in state.items()},
+        }
+
+    @property
+    def finite(self) -> bool:
+        """Whether every value of a checkpoint would be finite."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors().values())
+
+    def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
+        """Loads a result of `tensors`, and its counters."""
+        load_network(self.network, "model.", tensors)
+        load_network(self.target, "target.", tensors)
+        load_network(self.average, "average.", tensors)
+        parameters = list(self.network.parameters())
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in under("optimizer.", tensors).items():
+            index, moment = name.split(".", 1)
+            parameter = parameters[int(index)]
+            if value.shape == parameter.shape:
+                # The fused optimizer needs moments in the memory layout of their weights.
+                value = torch.empty_like(parameter).copy_(value)
+            moments.setdefault(int(index), {})[moment] = value
+        state = self.optimizer.state_dict()
+        state["state"] = moments
+        self.optimizer.load_state_dict(state)
+        self.updates = updates
+        self.publications = publications
+
+    def _with_targets(self, batch: TorchBatch) -> TorchBatch:
+        if not self.loss.has_targets:
+            return self._prepared(batch, ("observation", "next_observation"))
+        if isinstance(batch, BatchWithTargets):
+            return self._prepared(batch, ("observation",))
+        targets = self.targets(batch)
+        self.stopwatch.lap("targets")
+        return self._prepared(batch, ("observation",), targets)
+
+    def _prepared(
+        self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None
+    ) -> TorchBatch:
+        """Returns the batch with converted observations `names`, and with targets."""
+        tensors = batch.as_dict()
+        prepared = {name: self._prepare(tensors[name]) for name in names}
+        return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
+
+    def _prepare(self, observation: Any) -> Any:
+        if self.numerics.space_to_depth:
+            return space_to_depth(observation, self.numerics.dtype)
+        if self.spec.is_image:
+            # Converted first, as transposing floats is faster than transposing bytes.
+            images = observation.to(self.numerics.dtype)
+            shape = self.spec.arrays[0].stacked(self.spec.stack)
+            return images.reshape(-1, *shape).contiguous(memory_format=self.numerics.layout)
+        # Torsos convert the parts of a dictionary.
+        return observation if self.spec.parts else observation.float()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.numerics.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.numerics.dtype)
+
+
+def annealed_rate(config: Config, updates: int) -> float:
+    """Returns Adam's step size of an update, the first one being 0."""
+    start, end, over = config.learning_rate, config.learning_rate_final, config.learning_rate_anneal_updates
+    return start if end is None else start + (end - start) * min(1.0, updates / over)
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the current device of this thread, for pinned memory and streams in its context."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def choose_device(config: Config, number: int = 0) -> torch.device:
+    """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
+
+    Several learners are distributed over the GPUs.
+    """
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigurationError(
+            f"device cuda: torch {torch.__version__} finds no CUDA here: take device cpu, or install a torch with CUDA "
+            "and a driver for it"
+        )
+    name = config.device
+    if name == "auto":
+        name = "cuda" if cuda and not config.serial else "cpu"
+    if name == "cuda" and config.learners > 1:
+        return torch.device("cuda", number % torch.cuda.device_count())
+    return torch.device(name)
+
+
+def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Starts copying values to the CPU; the event marks the end of the copy."""
+    if values.device.type == "cpu":
+        return values, None
+    arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    arriving.copy_(values, non_blocking=True)
+    return arriving, torch.cuda.current_stream(values.device).record_event()

@@ -1,0 +1,222 @@
+"""Metrics of a run: what each one means, and the meter in which the parts of a run record them.
+
+A new metric is a line of `METRICS`, and a call of `Meter.record` where its value arises.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from innet_drl.train.observe.stopwatch import Laps, add_seconds
+
+Metrics = Mapping[str, float]
+"""A line of metrics: values by name, as far as they exist. Metrics of several values have the names
+`<metric>/<key>`."""
+Info = bool | int | float | str
+"""Values of an environment's `info` that reports have."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Description of a metric."""
+
+    tag: str
+    """Its tag in TensorBoard and Weights & Biases, whose x-axis is `agent_steps`; of several values the prefix."""
+    unit: str
+    meaning: str
+
+
+METRICS = {
+    "time_s": Metric("counts/time_s", "seconds", "training time over all sessions of the run"),
+    "seconds_left": Metric("counts/seconds_left", "seconds", "until training ends, at the present rate"),
+    "env_frames": Metric("counts/env_frames", "frames", "emulator frames; outside Atari equal to agent_steps"),
+    "agent_steps": Metric("counts/agent_steps", "steps", "actions in all environments, without resets"),
+    "agent_steps_per_s": Metric("charts/SPS", "steps/s", "since the last line"),
+    "learner_updates": Metric("counts/learner_updates", "updates", "steps of the optimizer"),
+    "learner_updates_per_s": Metric("charts/updates_per_s", "updates/s", "since the last line"),
+    "replay_steps": Metric("replay/steps", "steps", "in the replay memory"),
+    "replay_bytes": Metric("replay/bytes", "bytes", "size of these steps"),
+    "return_mean": Metric("charts/episodic_return", "score", "last 100 games of environments that explore less"),
+    "return_best": Metric("charts/best_return", "score", "best game"),
+    "length_mean": Metric("charts/episodic_length", "steps", "mean length of the games of return_mean"),
+    "epsilon": Metric("charts/epsilon", "probability", "random actions, mean over the actors' reports"),
+    "td_loss": Metric("losses/td_loss", "", "weighted loss, mean of the updates since the last line"),
+    "q_mean": Metric("losses/q_values", "return", "Q-value of the sampled actions, mean since the last line"),
+    "gradient_norm": Metric("losses/gradient_norm", "", "before clipping, mean of the updates since the last line"),
+    "parameter_version": Metric("parameters/version", "publications", "publications of the learner's parameters"),
+    "parameter_lag": Metric("parameters/lag", "updates", "since the actors' parameters, mean over their reports"),
+    "sample_age": Metric("replay/sample_age", "steps", "inserted between a transition's insertion and its sampling"),
+    "samples_per_insert": Metric("replay/samples_per_insert", "ratio", "samples of a transition, whole run"),
+    "samples_per_insert_now": Metric("replay/samples_per_insert_now", "ratio", "the same since the last line"),
+    "samples_per_insert_target": Metric("replay/samples_per_insert_target", "ratio", "setting samples_per_insert"),
+    "stale_updates": Metric("replay/stale_updates", "transitions", "evicted before their new priority arrived"),
+    "games": Metric("counts/games", "games", "finished games"),
+    "evaluation_mean": Metric("charts/evaluation_return", "score", "mean of the last evaluation"),
+    "evaluation_best": Metric("charts/best_evaluation_return", "score", "mean of the best evaluation"),
+    "learner_time": Metric("learner_time", "share of 1", "the learner's time since the last line, by activity"),
+    "actor_time": Metric("actor_time", "share of 1", "the actors' time since the last line, by activity"),
+    "actor_scores": Metric("actor_return", "score", "mean of the last 20 games of each actor, by its number"),
+    "actor_steps_per_s": Metric("actor_SPS", "steps/s", "of each actor since the last line"),
+    "actor_waits": Metric("actor_waits", "share of 1", "time in which each actor waited for the replay ratio"),
+    "processor_s": Metric("cost/processor_s", "seconds", "processor time of all processes of the run"),
+    "processor_s_per_million_frames": Metric("cost/processor_s_per_million_frames", "seconds", "over the run"),
+    "joules": Metric("cost/joules", "J", "energy of processors and GPUs, where the machine counts it"),
+    "joules_per_million_frames": Metric("cost/joules_per_million_frames", "J", "over the run"),
+    "resident_bytes": Metric("cost/resident_bytes", "bytes", "memory of all processes; shared memory counts in each"),
+    "learning_rate": Metric("charts/learning_rate", "", "Adam's step size at the last update"),
+    "q_predicted": Metric("values/q_predicted", "return", "actors' Q-value of the actions of ended episodes, mean"),
+    "return_discounted": Metric("values/return_discounted", "return", "discounted return that followed these actions"),
+    "priority_total": Metric("priorities/total", "priority", "sum in the memory, after the exponent"),
+    "priority_max": Metric("priorities/max", "priority", "of new transitions without one, before the exponent"),
+    "priority_concentration": Metric("priorities/concentration", "ratio", "1 if all transitions are sampled alike"),
+    "policy_churn": Metric("diagnostics/policy_churn", "share of 1", "states whose best action has changed"),
+    "policy_agreement": Metric("diagnostics/policy_agreement", "share of 1", "newest and average choose alike"),
+    "dead_units": Metric("dead_units", "share of 1", "units, or filters, of each ReLU that are 0 in all states"),
+    "feature_spread": Metric("diagnostics/feature_spread", "ratio", "spread of a normaliser's input over its epsilon"),
+    "adam_epsilon_share": Metric("diagnostics/adam_epsilon_share", "share of 1", "weights below Adam's epsilon"),
+    "equal_frames": Metric("diagnostics/equal_frames", "share of 1", "stored stacks of which all frames are equal"),
+    "effective_sample_size": Metric("diagnostics/effective_sample_size", "share of 1", "1 if all weights are equal"),
+    "priority_percentiles": Metric("priority_percentiles", "priority", "of new priorities, before the exponent"),
+    "own": Metric("own", "", "values that callbacks have logged since the last line, by name"),
+}
+"""Metrics by name, in the order of a line; docs/reference/statistics.md defines each exactly."""
+
+
+def parts(metrics: Metrics, name: str) -> dict[str, float]:
+    """Returns the values of a metric of several values, by key."""
+    return {key: value for each, value in metrics.items() for metric, _, key in [each.partition("/")] if metric == name}
+
+
+def tags(metrics: Metrics) -> dict[str, float]:
+    """Returns a line of metrics with TensorBoard's tags as names."""
+    found = {}
+    for name, value in metrics.items():
+        metric, slash, key = name.partition("/")
+        found[METRICS[metric].tag + slash + key] = value
+    return found
+
+
+def score_of(rewards: float) -> float:
+    """A sum of float32 rewards as a score, without digits beyond their precision: 0.30000001192 is 0.3."""
+    total = float(rewards)
+    return total if total.is_integer() else float(f"{total:.7g}")
+
+
+@dataclass(frozen=True)
+class Game:
+    """A finished game."""
+
+    environment: int
+    """Number of the environment, counted over all actors."""
+    score: float
+    """Sum of its rewards, unclipped."""
+    steps: int
+    """Its length in agent steps."""
+    info: dict[str, Info] = field(default_factory=dict)
+    """The environment's `info` of its last step, as far as it is numbers, flags and short texts, 512 bytes as JSON.
+    Names of nested ones are joined by slashes: `episode/r`."""
+
+
+@dataclass(frozen=True)
+class ActorReport:
+    """An actor's report to the learner on the time since its last report."""
+
+    actor: int
+    steps: int
+    games: list[Game]
+    parameter_updates: int
+    """The learner's count of updates when the actor's parameters were published."""
+    seconds: dict[str, float]
+    """Seconds of the actor's main thread by activity."""
+    means: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Metrics that the actor records: mean and count, by name."""
+    laps: Laps | None = None
+    """Laps for a trace (`--trace-seconds`)."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What a user should know of the environments, by its subject, for the log."""
+
+
+class Meter:
+    """What the parts of a run have recorded since the last line of metrics, and the clock of training."""
+
+    def __init__(self) -> None:
+        self._earlier_s = 0.0
+        self._started = self._last_line = time.perf_counter()
+        self._begin_line()
+
+    def _begin_line(self) -> None:
+        self._values: dict[str, float] = {}
+        self._means: dict[str, tuple[Any, int]] = {}
+        self._amounts: dict[str, float] = {}
+        self._seconds: dict[str, dict[str, float]] = {}
+
+    @property
+    def session_s(self) -> float:
+        """Seconds of training of this session."""
+        return time.perf_counter() - self._started
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of training over all sessions."""
+        return self._earlier_s + self.session_s
+
+    @property
+    def seconds_since_line(self) -> float:
+        """Seconds since the last line of metrics."""
+        return time.perf_counter() - self._last_line
+
+    def leave_out(self, seconds: float) -> None:
+        """Excludes `seconds` that were not training, such as an evaluation, from times and rates."""
+        self._started += seconds
+        self._last_line += seconds
+
+    def resume(self, time_s: float) -> None:
+        """Adds the seconds of training of earlier sessions."""
+        self._earlier_s = time_s
+
+    def record(self, name: str, value: float | None) -> None:
+        """Records a value for the next line, in place of an earlier one; `None` has no effect."""
+        if value is not None:
+            self._values[name] = value
+
+    def record_mean(self, name: str, value: Any, count: int = 1) -> None:
+        """Adds a value, or the mean of `count` values, to a mean.
+
+        A tensor is read when the line is due: a read would wait for the GPU.
+        """
+        total, earlier = self._means.get(name, (0.0, 0))
+        self._means[name] = (total + value * count, earlier + count)
+
+    def scale(self, name: str, factor: float) -> None:
+        """Multiplies a mean recorded since the last line by a factor that only the line has."""
+        if name in self._means:
+            total, count = self._means[name]
+            self._means[name] = (total * factor, count)
+
+    def record_rate(self, name: str, amount: float) -> None:
+        """Adds to an amount, which the next line has per second."""
+        self._amounts[name] = self._amounts.get(name, 0.0) + amount
+
+    def record_seconds(self, name: str, seconds: Mapping[str, float]) -> None:
+        """Adds seconds by activity, which the next line has as shares of their sum."""
+        add_seconds(self._seconds.setdefault(name, {}), seconds)
+
+    def line(self) -> dict[str, float]:
+        """Returns the metrics since the last line, without those that are infinite or NaN, which JSON lacks."""
+        now = time.perf_counter()
+        elapsed = max(now - self._last_line, 1e-9)
+        found = {"time_s": round(self._earlier_s + now - self._started, 3), **self._values}
+        found |= {name: float(total) / count for name, (total, count) in self._means.items() if count}
+        found |= {name: round(amount / elapsed, 4) for name, amount in self._amounts.items()}
+        for name, seconds in self._seconds.items():
+            whole = sum(seconds.values())
+            found |= {f"{name}/{activity}": round(each / whole, 4) for activity, each in seconds.items() if whole}
+        self._last_line = now
+        self._begin_line()
+        order = {name: number for number, name in enumerate(METRICS)}
+        ordered = sorted(found.items(), key=lambda item: order[item[0].partition("/")[0]])
+        return {name: value for name, value in ordered if math.isfinite(value)}

@@ -1,0 +1,1 @@
+"""Playing: the actor, the trained agent, and its evaluations and videos."""

@@ -1,0 +1,226 @@
+"""Lines of metrics of a session: when one is due, the memory's counters in it, and lines pending on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import Any
+
+from innet_drl.errors import ReplayError
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.learn.learner import Learner
+from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.observe.cost import CostMeter
+from innet_drl.train.observe.metrics import ActorReport, Metrics
+from innet_drl.train.observe.metrics_files import MetricsFiles
+from innet_drl.train.observe.signs import SignsOfRun
+from innet_drl.train.observe.stopwatch import Stopwatch
+from innet_drl.train.observe.times import SERIAL, CoreThreads, Times
+from innet_drl.train.observe.totals import MemoryCounters
+from innet_drl.train.play.evaluation import Evaluation
+from innet_drl.train.play.evaluation_report import aggregate
+from innet_drl.train.runs.evaluation_schedule import EvaluatedAgent
+from innet_drl.train.runs.session import Session
+
+logger = logging.getLogger(__name__)
+
+LAST_SECONDS = 0.25
+"""Timeout of the memory's counters for the last line after a signal."""
+KEPT_LINES = 10_000
+"""Largest number of pending lines of metrics."""
+ACTING = ("parameters", "inference", "environment", "write")
+"""Activities of the actor in a serial run, which shares the learner's stopwatch."""
+
+
+class Reporter:
+    """Writes lines of metrics to the run's folder, and shows them."""
+
+    def __init__(self, session: Session, learner: Learner, cost: CostMeter) -> None:
+        self._table: dict[str, Any] | None = None
+        """The memory's counters at the last line; `None` before the first."""
+        self._session = session
+        self._learner = learner
+        self._cost = cost
+        self.threads: dict[str, Stopwatch] = {}
+        """Stopwatches of other threads of this process, by their name."""
+        self._process = SERIAL if self._session.config.serial else "learner 0"
+        self.times = Times(self._session.folder.path, resumed=not self._session.folder.is_new)
+        self._counters = MemoryCounters(resumed=not self._session.folder.is_new)
+        self._core = CoreThreads()
+        self._ended = False
+        self._files: MetricsFiles | None = None
+        self._last_line: Metrics | None = None
+        self._signs = SignsOfRun(self._session.config)
+        self._noted: set[str] = set()
+        self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
+
+    def begin(self) -> None:
+        """Opens the files."""
+        settings = self._session.config.as_dict()
+        self._files = MetricsFiles(
+            self._session.folder.path, self._session.totals.agent_steps, settings, self._learner.updates
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the files are open."""
+        return self._files is not None
+
+    def close(self) -> None:
+        """Writes pending lines if they can be written, and closes the files."""
+        assert self._files is not None
+        self.end_times()
+        with self._session.folder.writing():
+            with contextlib.suppress(RunFolderError):
+                self.write_pending_lines()
+            self._files.close()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the replay memory's steps at the last line; 0 before the first."""
+        return 0 if self._table is None else int(self._table["bytes"])
+
+    def report(self, memory: ReplayMemory) -> None:
+        """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
+        self._ask_for_counters(memory)
+        if not self._session.interrupted:
+            self._report()
+        self._session.stopwatch.lap("report")
+
+    def _ask_for_counters(self, memory: ReplayMemory) -> None:
+        def ask() -> None:
+            self._table = memory.stats()
+
+        self._session.ask(ask)
+
+    def _report(self) -> None:
+        if self._table is None:
+            return
+        self._take_times()
+        meter = self._session.meter
+        meter.record("learner_updates", self._learner.updates)
+        meter.record_rate("learner_updates_per_s", 0)
+        meter.record("parameter_version", self._learner.publications)
+        meter.record("samples_per_insert_target", self._session.config.samples_per_insert)
+        self._session.totals.record(meter)
+        self._cost.read(self._session.totals.env_frames).record(meter)
+        added = self._counters.record(meter, self._table)
+        self.times.add_samples(
+            self._process, added, self._session.config.batch_size - self._session.config.demonstrations
+        )
+        self.times.write()
+        metrics = meter.line()
+        left = self._seconds_left(metrics["agent_steps_per_s"])
+        self._write(metrics if left is None else {**metrics, "seconds_left": round(left, 1)})
+        self._session.stopwatch.lap("report")
+
+    def _take_times(self) -> None:
+        seconds = self._session.stopwatch.take()
+        self.times.add(self._process, seconds, self._session.stopwatch.take_laps())
+        for thread, stopwatch in self.threads.items():
+            self.times.add(self._process, stopwatch.take(), stopwatch.take_laps(), thread)
+        self.times.add_core(self._process, self._core.take())
+        if self._session.config.serial:
+            acted = {name: seconds.pop(name) for name in ACTING if name in seconds}
+            self._session.meter.record_seconds("actor_time", acted)
+            seconds["act"] = sum(acted.values())
+        self._session.meter.record_seconds("learner_time", seconds)
+
+    def add_report(self, report: ActorReport) -> None:
+        """Adds the report of an actor to the next line, its times and its trace."""
+        self._session.totals.add_report(report, self._session.meter)
+        if report.steps:
+            self._session.meter.record_mean("parameter_lag", self._learner.updates - report.parameter_updates)
+        for about, note in report.notes.items():
+            if about not in self._noted:
+                self._noted.add(about)
+                logger.warning("%s", note)
+        if report.games:
+            self._session.call("on_games", report.games)
+        # Reports of a serial run have no times.
+        if report.seconds or report.laps:
+            self.times.add(f"actor {report.actor}", report.seconds, report.laps)
+
+    def record_trace(self) -> None:
+        """Begins to record a trace of this process, once, if the settings have `trace_seconds`."""
+        if self._session.config.trace_seconds is not None:
+            for stopwatch in (self._session.stopwatch, *self.threads.values()):
+                stopwatch.record(self._session.config.trace_seconds)
+
+    def end_times(self) -> None:
+        """Writes the times until now, and excludes later activities, such as the last evaluation."""
+        if not self._ended:
+            self._ended = True
+            self._session.stopwatch.lap("other")
+            self._take_times()
+            self.times.write()
+
+    @property
+    def due_by_steps(self) -> bool:
+        """Whether a multiple of `report_steps` was passed since the last line, independent of the clock."""
+        period = self._session.config.report_steps
+        return self._session.totals.agent_steps // period > self._session.totals.reported_steps // period
+
+    @property
+    def due_by_time(self) -> bool:
+        """Whether `report_seconds` passed since the last line."""
+        return self._session.meter.seconds_since_line >= self._session.config.report_seconds
+
+    def report_rest(self, memory: ReplayMemory) -> None:
+        """Writes the last line of metrics, unless no step was taken since the previous line."""
+        if self._session.totals.agent_steps <= self._session.totals.reported_steps and self._last_line is not None:
+            return
+        if self._session.interrupted:
+            # If the memory does not answer, the last line repeats the counters of the previous line.
+            with contextlib.suppress(ReplayError):
+                self._table = memory.stats(LAST_SECONDS)
+        else:
+            self._ask_for_counters(memory)
+        self._report()
+
+    def report_sticky(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation) -> None:
+        """Rewrites the scores of the evaluation after training, with the games with sticky actions."""
+        both = (agent.report(played) | aggregate(played.scores) for played in (evaluation, sticky))
+        report, report["sticky"] = both
+        self._session.folder.save_evaluation(report)
+
+    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean."""
+        self._session.folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
+        assert self._last_line is not None
+        best = self._session.totals.evaluation_best
+        assert best is not None
+        self._write({**self._last_line, "evaluation_mean": evaluation.mean, "evaluation_best": best})
+
+    def _seconds_left(self, steps_per_s: float) -> float | None:
+        """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
+        config, ends = self._session.config, []
+        if config.minutes is not None:
+            ends.append(60 * config.minutes - self._session.meter.session_s)
+        if config.steps is not None and steps_per_s > 0:
+            ends.append((config.steps - self._session.totals.agent_steps) / steps_per_s)
+        return max(0.0, min(ends)) if ends else None
+
+    def _write(self, metrics: Metrics) -> None:
+        """Writes pending lines of metrics, then this one, and shows it."""
+        self._last_line = metrics
+        self._unwritten.append(metrics)
+        try:
+            with self._session.folder.continuing():
+                self.write_pending_lines()
+        except RunFolderError as error:
+            if len(self._unwritten) == 1:
+                logger.warning("lines of metrics are pending until they can be written: %s", error)
+        for sign in self._signs.add(metrics):
+            logger.warning("%s", sign)
+        self._session.display.show(metrics, self._session.note)
+        self._session.call("on_metrics", metrics)
+
+    def write_pending_lines(self) -> None:
+        """Writes lines that are pending because of a full disk."""
+        assert self._files is not None
+        with self._session.folder.writing():
+            while self._unwritten:
+                self._files.write(self._unwritten[0])
+                self._unwritten.popleft()

@@ -1,0 +1,1 @@
+"""Settings of a run: their types and bounds, files and presets."""

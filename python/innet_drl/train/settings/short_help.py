@@ -1,0 +1,78 @@
+"""`innet-drl train --help`: ten flags, and the names of all others in groups. `--help-all` explains each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.settings_file import plain
+
+FIRST = {
+    "preset": "settings to start from: {presets}",
+    "environment": "atari/<game>, a Gymnasium id such as CartPole-v1, or module:factory",
+    "minutes": "end after so many minutes of this session",
+    "steps": "end at so many steps of all actors",
+    "seed": "seed of networks, environments and exploration",
+    "actors": "actor processes; auto takes the number that a sweep recommends",
+    "learning-rate": "Adam's step size",
+    "replay": "embedded, or the address of innet-replay serve",
+    "out": "the run's folder; runs/<name>-<date>-<time> by default",
+    "resume": "folder of a run to continue",
+}
+"""The first flags, and what they are for."""
+
+GROUPS = {
+    "Environment, duration, memory": "environment",
+    "Actors": "actors",
+    "Atari": "frame_size",
+    "Network": "network",
+    "Loss": "loss",
+    "Replay": "capacity",
+    "Learner": "batch_size",
+    "Evaluation": "evaluation_environment",
+    "Files": "checkpoint_minutes",
+}
+"""Groups of settings, each with its first one."""
+
+WIDTH = 100
+
+
+def short_help(command: str, preset: str) -> str:
+    """The help of a command, with the defaults of a preset."""
+    values = plain(vars(PRESETS[preset]))
+    lines = [f"usage: innet-drl {command} [--preset NAME] [flags]", "", "Train an agent with prioritized replay.", ""]
+    for flag, meaning in FIRST.items():
+        default = preset if flag == "preset" else values.get(flag.replace("-", "_"))
+        shown = "" if default is None else f" ({default})"
+        lines.append(f"  --{flag:<15} {meaning.format(presets=', '.join(PRESETS))}{shown}")
+    lines += ["", f"Settings, each a flag, with the defaults of the preset ({preset}):", ""]
+    for group, names in groups().items():
+        lines.append(f"  {group}")
+        line = "   "
+        for name in names:
+            flag = f" --{name.replace('_', '-')}"
+            if len(line) + len(flag) > WIDTH:
+                lines.append(line)
+                line = "   "
+            line += flag
+        lines.append(line)
+    launcher = " --launcher" if command == "train" else ""
+    lines += [
+        "  Also",
+        f"    --config{launcher} --track",
+        "",
+        f"innet-drl {command} --help-all explains each flag.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def groups() -> dict[str, list[str]]:
+    """Settings by group, in the order of `Config`."""
+    found: dict[str, list[str]] = {}
+    starts = {first: group for group, first in GROUPS.items()}
+    group = ""
+    for field in dataclasses.fields(Config):
+        group = starts.get(field.name, group)
+        found.setdefault(group, []).append(field.name)
+    return found
