@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import brought
 import gymnasium
 import numpy as np
 import pytest
-from calls import Lines
 from data_sets import load, save
 from serving import served_memories
 from training import small
@@ -25,8 +23,6 @@ from innet_drl.datasets import rows
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import make_table, memory_settings
-from innet_drl.train.observe.metrics import Metrics
-from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.runs.preload import preload
 from innet_drl.train.settings.presets import PRESETS
 
@@ -120,44 +116,6 @@ def test_all_demonstrations_are_kept_on_each_number_of_servers(tmp_path: Path, s
         assert sum(len(episode) for episode in client.episodes("run-demonstrations")) == table["steps"]
 
 
-def test_without_a_share_they_are_in_the_run_s_own_table(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.parquet")
-    lines = tmp_path / "run" / "metrics.jsonl"
-    train.run(config(path, preload_share=0.0, steps=2500, report_seconds=0.5), folder=tmp_path / "run")
-    last = json.loads(lines.read_text().splitlines()[-1])
-    # Beside the run's own steps and the final rows of its games.
-    assert last["replay_steps"] - last["agent_steps"] - last["games"] >= EPISODES * (STEPS + 1)
-
-
-class Enough(train.Callback):
-    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
-        raise train.StopTraining("enough")
-
-
-class AtOnce(train.Callback):
-    def on_metrics(self, metrics: Metrics) -> None:
-        raise train.StopTraining("enough")
-
-
-def test_updates_that_demonstrations_bring_end_with_the_run(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "batch_size": 32, "evaluation_period": 20}
-    path = demonstrations(tmp_path / "data.parquet")
-    one = config(path, serial=True, environments=4, **settings)
-    result = train.run(one, folder=tmp_path / "run", callbacks=[Enough()])
-    assert result.learner_updates == 20
-
-
-def test_the_log_has_the_demonstrations_that_did_not_come(tmp_path: Path, log: Lines) -> None:
-    path = demonstrations(tmp_path / "data.parquet")
-    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "environments": 4, "report_seconds": 0.1}
-    train.run(config(path, samples_per_insert=512.0, **settings), folder=tmp_path / "run", callbacks=[AtOnce()])
-    # By the thread of the import.
-    log.wait_for("data.parquet ended early: ")
-    # Unknown where the run's memory is closed already.
-    early = re.compile(r"early: table 'apex' has got (an unknown number of|\d+) rows since its start, of 320$")
-    assert any(early.search(line) for line in log.lines), log.lines
-
-
 def test_a_resumed_run_has_them_again(tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "data.parquet")
     first = config(path, serial=True, steps=1500)
@@ -202,8 +160,7 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
     envs = environments.make(run, 1)
     with innet.Memory(make_table(run, envs.spec, "run")) as replay:
         preload(replay, memory_settings(run, envs.spec, "run", {}), run, envs)
-        name = f"run{'-demonstrations' if run.preload_share else ''}"
-        found = [dict(rows.flat(dict(episode.items()))) for episode in replay.episodes(name)]
+        found = [dict(rows.flat(dict(episode.items()))) for episode in replay.episodes("run-demonstrations")]
     kept = [~episode["final"] for episode in found]
     return {
         column: np.concatenate([episode[column][which] for episode, which in zip(found, kept, strict=True)])
@@ -286,13 +243,12 @@ def test_an_export_of_a_run_has_numbers_and_frames(tmp_path: Path) -> None:
         preloaded(bad, brought.Sampler, **settings)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.0])
-def test_rewards_are_clipped_as_those_of_actors(tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_rewards_are_clipped_as_those_of_actors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "innet_drl")
     arguments: dict[str, Any] = {"observation": "vector of float64", "action": "discrete with a start"}
     path = recorded(tmp_path / "data.parquet", brought.Sampler(**arguments))
     scaled = changed(path, tmp_path / "scaled.parquet", lambda held: {"reward": held["reward"] * 7})
-    settings: dict[str, Any] = {"environment_args": arguments, "preload_share": share, "serial": True}
+    settings: dict[str, Any] = {"environment_args": arguments, "serial": True}
     raw = preloaded(scaled, brought.Sampler, **settings)["reward"]
     assert set(raw.tolist()) == {-7.0, 0.0, 7.0}
     assert "their rewards" not in caplog.text
@@ -334,10 +290,9 @@ def test_texts_are_refused(tmp_path: Path) -> None:
 
 
 def test_settings_of_demonstrations_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="preload_share"):
-        config(tmp_path / "a.parquet", preload_share=0.001)
-    with pytest.raises(ConfigurationError, match="preload_share"):
-        config(tmp_path / "a.parquet", preload_share=1.0)
+    for share in (0.0, 0.001, 1.0):
+        with pytest.raises(ConfigurationError, match=r"preload_share .* share of a batch \(64\) that leaves items"):
+            config(tmp_path / "a.parquet", preload_share=share)
     with pytest.raises(ConfigurationError, match="preload"):
         config(tmp_path / "a.parquet", replay="redis://127.0.0.1:6379")
 

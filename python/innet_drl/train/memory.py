@@ -110,12 +110,12 @@ class MemorySettings:
     preload: str | None = None
     """Data set of demonstrations."""
     preload_share: float = 0.0
-    """Share of a batch that is of the demonstrations' own table; 0 if they are in the run's table."""
+    """Share of a batch that is of the demonstrations' table."""
 
     @property
-    def demonstrations(self) -> str | None:
-        """Name of the demonstrations' own table."""
-        return f"{self.table.name}-demonstrations" if self.preload and self.preload_share else None
+    def demonstrations(self) -> str:
+        """Name of the demonstrations' table."""
+        return f"{self.table.name}-demonstrations"
 
 
 class RowWriter(Protocol):
@@ -168,7 +168,7 @@ class ReplayMemory(abc.ABC):
         self._settings = settings
         self._name = settings.table.name
         self._sampled: str | innet.Mix = self._name
-        if settings.demonstrations is not None:
+        if settings.preload is not None:
             share = settings.preload_share
             self._sampled = innet.Mix({self._name: 1 - share, settings.demonstrations: share})
         self._view = view or settings.view
