@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import innet_drl as innet
-from innet_drl import datasets
-from innet_drl.datasets import rows
+from innet_drl import datasets, structures
 
 COLUMNS: dict[str, Any] = {
     "observation/camera": ("uint8", (12, 12)),
@@ -64,7 +63,7 @@ def episodes(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    found, expected = rows.flat(dict(found.items())), rows.flat(expected)
+    found, expected = structures.flatten(dict(found.items())), structures.flatten(expected)
     found.pop("first", None)
     assert sorted(found) == sorted(expected)
     for name, array in expected.items():
@@ -86,7 +85,8 @@ def save(path: Path, arrays: dict[str, Any]) -> Path:
 
 def load(path: Path) -> dict[str, Any]:
     """The arrays of a whole data set, with the number of each row's episode."""
-    found = [rows.flat(one) | {"episode": np.full(len(one["final"]), i)} for i, one in enumerate(datasets.read(path))]
+    episodes = enumerate(map(structures.flatten, datasets.read(path)))
+    found = [one | {"episode": np.full(len(one["final"]), number)} for number, one in episodes]
     return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
 

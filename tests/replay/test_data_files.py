@@ -14,8 +14,8 @@ import pytest
 from data_sets import NAMES, at, episodes, save
 
 import innet_drl as innet
-from innet_drl import datasets, errors
-from innet_drl.datasets import parquet, rows
+from innet_drl import datasets, errors, structures
+from innet_drl.datasets import parquet
 
 pytestmark = pytest.mark.usefixtures("minari_folder")
 
@@ -243,7 +243,7 @@ def test_arrays_of_another_byte_order_are_stored(tmp_path: Path, name: str) -> N
 
 
 def read_whole(path: Path) -> dict[str, Any]:
-    found = [rows.flat(one) for one in datasets.read(path)]
+    found = [structures.flatten(one) for one in datasets.read(path)]
     return {name: np.concatenate([one[name] for one in found]) for name in found[0]} if found else {}
 
 

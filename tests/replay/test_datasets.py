@@ -14,8 +14,7 @@ from data_sets import COLUMNS, NAMES, VIEW, assert_equal, at, episodes
 from serving import SERVER_CLI, served_memories
 
 import innet_drl as innet
-from innet_drl import datasets, errors
-from innet_drl.datasets import rows
+from innet_drl import datasets, errors, structures
 
 pytestmark = pytest.mark.usefixtures("minari_folder")
 
@@ -65,8 +64,8 @@ def test_windows_are_those_of_the_steps_as_they_were_played(replay: innet.Memory
     replay.create_table(innet.Table("imported", COLUMNS, 2000, **settings))
     with replay.writer("played", 1) as writer:
         for one in played:
-            arrays = rows.flat(one) | {"first": np.arange(len(one["final"])) == 0}
-            writer.extend(**rows.nested({column: array[:, None] for column, array in arrays.items()}))
+            arrays = structures.flatten(one) | {"first": np.arange(len(one["final"])) == 0}
+            writer.extend(**structures.unflatten({column: array[:, None] for column, array in arrays.items()}))
     datasets.export_table(replay, "played", tmp_path / "data.parquet")
     datasets.import_table(replay, "imported", tmp_path / "data.parquet", priority=2.0)
     count = replay.stats()["tables"]["played"]["items"]
@@ -74,7 +73,7 @@ def test_windows_are_those_of_the_steps_as_they_were_played(replay: innet.Memory
     batches = [replay.sample(table, count) for table in ("played", "imported")]
     for column in batches[0]:
         if column not in ("ids", "ages"):
-            left, right = (rows.flat({column: batch[column]}) for batch in batches)
+            left, right = (structures.flatten({column: batch[column]}) for batch in batches)
             for part in left:
                 np.testing.assert_array_equal(left[part], right[part], part)
 
@@ -137,7 +136,7 @@ def test_a_data_set_that_does_not_fit_leaves_the_table_as_it_was(replay: innet.M
     before = stored(replay)
 
     def refused(change: Any, error: type[Exception], match: str) -> None:
-        changed = [rows.nested({**rows.flat(one), **change(one)}) for one in episodes(5, 40)]
+        changed = [structures.unflatten({**structures.flatten(one), **change(one)}) for one in episodes(5, 40)]
         # The fault is in the last episode alone, where the columns allow it.
         datasets.write(tmp_path / "bad.parquet", changed)
         with pytest.raises(error, match=match):

@@ -18,8 +18,7 @@ from serving import served_memories
 from training import small
 
 import innet_drl as innet
-from innet_drl import datasets, errors, train
-from innet_drl.datasets import rows
+from innet_drl import datasets, errors, structures, train
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import make_table, memory_settings
@@ -160,7 +159,7 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
     envs = environments.make(run, 1)
     with innet.Memory(make_table(run, envs.spec, "run")) as replay:
         preload(replay, memory_settings(run, envs.spec, "run", {}), run, envs)
-        found = [dict(rows.flat(dict(episode.items()))) for episode in replay.episodes("run-demonstrations")]
+        found = [dict(structures.flatten(dict(episode.items()))) for episode in replay.episodes("run-demonstrations")]
     kept = [~episode["final"] for episode in found]
     return {
         column: np.concatenate([episode[column][which] for episode, which in zip(found, kept, strict=True)])
@@ -172,13 +171,8 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
 def test_observations_become_the_frames_of_actors(tmp_path: Path, row: str) -> None:
     path = recorded(tmp_path / "data.parquet", brought.Sampler(row))
     envs = environments.make(small(environment=brought.Sampler, environment_args={"observation": row}), 1)
-    whole = rows.flat(
-        {
-            name: np.concatenate([rows.flat(episode)[name][~episode["final"]] for episode in datasets.read(path)])
-            for name in rows.flat(next(datasets.read(path)))
-        }
-    )
-    given = rows.nested({name: array for name, array in whole.items() if name.startswith("observation")})["observation"]
+    whole = load(path)
+    given = structures.unflatten({name: array[~whole["final"]] for name, array in whole.items()})["observation"]
     frames = envs.frames(given)
     found = preloaded(path, brought.Sampler, environment_args={"observation": row})
     for index, frame in enumerate(frames if isinstance(frames, tuple) else (frames,)):

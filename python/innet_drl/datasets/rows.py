@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import errors
-from innet_drl.datasets import actions
+from innet_drl import errors, structures
 
 Block = dict[str, NDArray[Any]]
 """Consecutive rows by column: each array has an element for each row."""
@@ -24,39 +23,6 @@ _DAMAGES = (OSError, ValueError, TypeError, LookupError, RuntimeError)
 """Exceptions that a damaged file raises in pyarrow and h5py."""
 
 
-def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Arrays by the path to them: `observation/camera`."""
-    arrays: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, tuple):
-            value = {str(index): part for index, part in enumerate(value)}
-        if isinstance(value, Mapping):
-            arrays |= flat(value, f"{path}{name}/")
-        else:
-            arrays[f"{path}{name}"] = value
-    return arrays
-
-
-def nested(arrays: Mapping[str, Any], *, tuples: bool = True) -> dict[str, Any]:
-    """Dictionaries, and `tuples` where the parts are numbered, of arrays with slashes in their names."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split("/")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = array
-
-    def with_tuples(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        parts = {name: with_tuples(part) for name, part in value.items()}
-        numbered = tuples and list(parts) == [str(index) for index in range(len(parts))]
-        return tuple(parts.values()) if numbered else parts
-
-    return {name: with_tuples(value) for name, value in tree.items()}
-
-
 def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
     """The rows of an episode, with all flags and its number.
 
@@ -66,7 +32,7 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
     # Batches are mappings without being registered as such.
     block = {
         name: _native(np.asarray(array))
-        for name, array in flat(dict(episode.items())).items()
+        for name, array in structures.flatten(dict(episode.items())).items()
         if name not in ("first", "episode")
     }
     for flag in ("terminated", "truncated"):
@@ -234,10 +200,7 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
     for name, column in table.columns.items():
         theirs = names.get(name, name)
         if theirs not in block:
-            use = f" for table {table.name!r}"
-            if name == actions.SCALED and "action" in block:
-                use += f" ({actions.REMEDY})"
-            raise no_column(source, theirs, block, use)
+            raise no_column(source, theirs, block, f" for table {table.name!r}")
         array = block[theirs]
         if array.dtype.kind in "OU":
             # Texts, which a writer makes bytes of.
