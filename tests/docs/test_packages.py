@@ -206,5 +206,6 @@ def test_help_and_version_load_little_more_than_numpy() -> None:
             "innet_drl.definitions",
             "innet_drl.errors",
             "innet_drl.recorder",
+            "innet_drl.structures",
         }
         assert len(added) < 20, sorted(added)
