@@ -234,7 +234,7 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
         ({"seen": torch.zeros(5, 4)}, errors.SchemaError, "seen"),
         ({"observation": torch.zeros(5, 4).bfloat16()}, errors.ConfigError, "is torch.bfloat16, .*: convert it"),
         ({"observation": ["a"] * 5}, errors.ConfigError, "'observation' is NonTensor"),
-        ({"a/b": torch.zeros(5)}, errors.ConfigError, "'a/b' names a column: rename it"),
+        ({"a/b": torch.zeros(5)}, errors.ConfigError, "the TensorDict has a part 'a/b': a part's name"),
         ({"index": torch.zeros(5)}, errors.ConfigError, "'index' is a sample's own: rename it"),
         ({"observation": torch.full((5, 4), float("nan"))}, errors.SchemaError, "'observation' has NaN"),
         ({"x": TensorDict({}, [5])}, errors.ConfigError, "'x' is an empty TensorDict"),

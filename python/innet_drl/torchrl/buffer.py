@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -24,6 +25,7 @@ from innet_drl.errors import (
     SchemaError,
     UnknownTableError,
 )
+from innet_drl.structures import check_part, map_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -208,36 +210,38 @@ class InnetReplayBuffer:
         count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("give sample a batch_size, or the buffer")
-        # A memory of this process has no other writer to wait for.
-        timeout = 0.0 if self._address is None else self.timeout
         try:
-            self._await_items()
-            batch = self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=timeout)
-        except (UnknownTableError, DeadlineError):
-            if self._address is None:
-                raise EmptyError("the buffer is empty: extend it first") from None
-            if not self._exists or self.table in self.replay.tables(self.timeout):
-                raise
+            batch = self._sampled(count)
+        except UnknownTableError:
             # The server was restarted without its items.
             self._exists = False
-            return self.sample(count)
-        entries = _first_rows(batch[_ITEM])
+            batch = self._sampled(count)
+        entries = map_leaves(lambda array: torch.from_numpy(array[:, 0]), batch[_ITEM])
         entries["priority_weight"] = torch.from_numpy(batch.weights)
         entries["index"] = torch.from_numpy(batch.ids.view(np.int64))
         return TensorDict(entries, [count])
 
-    def _await_items(self) -> None:
-        """Returns when the table exists: a learner may begin before its collectors."""
-        if self._exists or self._address is None:
-            return
+    def _sampled(self, count: int) -> innet.Batch:
+        if self._address is None:
+            try:
+                # No other writer to wait for.
+                return self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=0.0)
+            except (UnknownTableError, DeadlineError):
+                raise EmptyError("the buffer is empty: extend it first") from None
         began = time.monotonic()
-        while (stored := self.replay.tables(self.timeout).get(self.table)) is None:
-            if self.timeout is not None and time.monotonic() > began + self.timeout:
-                raise DeadlineError(f"no process has added items to {self!r} for {self.timeout:g} s")
-            time.sleep(0.05)
-        # Refused where the definitions differ.
-        self.replay.create_table(self._definition(stored.columns), self.timeout)
-        self._exists = True
+        while not self._exists:
+            try:
+                stored = self.replay.table(self.table, self.timeout)
+            except UnknownTableError:
+                # A learner may begin before its collectors.
+                if self.timeout is not None and time.monotonic() > began + self.timeout:
+                    raise DeadlineError(f"no process has added items to {self!r} for {self.timeout:g} s") from None
+                time.sleep(0.05)
+            else:
+                # Refused where the definitions differ.
+                self.replay.create_table(self._definition(stored.columns), self.timeout)
+                self._exists = True
+        return self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=self.timeout)
 
     def next(self) -> TensorDict:
         """Samples `batch_size` items, as the iterator does without end."""
@@ -287,7 +291,7 @@ class InnetReplayBuffer:
 
     def empty(self) -> None:
         """Removes all items."""
-        if self.table in self.replay.tables(self.timeout):
+        with contextlib.suppress(UnknownTableError):
             self.replay.empty_table(self.table, self.timeout)
 
     def close(self) -> None:
@@ -329,8 +333,7 @@ def _entries(data: TensorDictBase, under: str = _ITEM) -> Iterator[tuple[str, ND
         name = f"{under}/{key}"
         if under == _ITEM and key in _OWN_ENTRIES:
             raise ConfigError(f"the entry {key!r} is a sample's own: rename it, or leave it out")
-        if not isinstance(key, str) or not key or "/" in key or key.isdigit():
-            raise ConfigError(f"the entry {key!r} names a column: rename it, with no slash and not only digits")
+        check_part(key, "the TensorDict")
         if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             if not value.keys():
                 raise ConfigError(f"the entry {key!r} is an empty TensorDict: leave it out")
@@ -365,11 +368,3 @@ def _listed(layout: Mapping[str, tuple[Any, ...]]) -> str:
     return ", ".join(
         f"{name.removeprefix(_ITEM + '/')} {dtype}{list(shape)}" for name, (dtype, *shape) in layout.items()
     )
-
-
-def _first_rows(structure: dict[str, Any]) -> dict[str, Any]:
-    """Entries of the only row of each window, on its memory."""
-    return {
-        name: _first_rows(value) if isinstance(value, dict) else torch.from_numpy(value[:, 0])
-        for name, value in structure.items()
-    }
