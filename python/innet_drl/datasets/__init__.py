@@ -252,15 +252,7 @@ def check(
     priority: float | None = None,
     convert: Convert | None = None,
 ) -> Counts:
-    """Reads a data set as `import_table` does, into a scratch table that is then dropped.
-
-    Args:
-        table: Definition of the table.
-        source: As in `import_table`, as are all others.
-        columns: As there.
-        view: As there.
-        priority: As there.
-        convert: As there.
+    """Reads a data set as `import_table` does, into a scratch table of the same definition that is then dropped.
 
     Raises:
         SchemaError: The data set lacks a column, or has another shape or values that do not fit. `columns` names one
