@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.environments import each
+from innet_drl.structures import map_leaves
 
 if TYPE_CHECKING:
     from innet_drl.train.learn.learner import Learner, Update
@@ -49,7 +49,7 @@ class Diagnostics:
         if until >= self._batches:
             return {}
         # Cloned, because the batch's memory is reused.
-        observation = each(torch.clone, batch.observation)
+        observation = map_leaves(torch.clone, batch.observation)
         self._seen.append((observation, batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
             return {}
@@ -64,7 +64,7 @@ class Diagnostics:
         learner = self._learner
         observations, probability, batches, updates = zip(*self._seen, strict=True)
         self._seen.clear()
-        states = each(lambda *parts: torch.cat(parts)[:STATES].clone(), *observations)
+        states = map_leaves(lambda *parts: torch.cat(parts)[:STATES].clone(), *observations)
         probabilities = torch.cat(probability)[:STATES].double()
         weights = [batch.double() for batch in batches]
         priorities = np.concatenate([update.priorities() for update in updates])
