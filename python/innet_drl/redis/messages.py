@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -53,24 +53,11 @@ def views(layout: np.dtype[np.void], buffer: bytes | bytearray | memoryview) -> 
     return {name: whole[name].reshape(layout[name].shape) for name in layout.names or ()}
 
 
-def _own_table(
-    settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int, transitions: int
-) -> innet.Table:
-    """The run's table with other columns, and slack for whole messages in flight."""
+def _own_table(settings: MemorySettings, transitions: int, **changes: Any) -> innet.Table:
+    """The run's table with changes, and slack for whole messages in flight."""
     table = settings.table
-    chunk = settings.chunk_steps * settings.environments
-    extra_steps = settings.actors * max(0, transitions - chunk)
-    return innet.Table(
-        table.name,
-        columns,
-        table.capacity,
-        capacity_bytes=capacity_bytes,
-        sampler=table.sampler,
-        priority_exponent=table.priority_exponent,
-        min_size=table.min_size,
-        samples_per_insert=table.samples_per_insert,
-        slack=table.slack + 2 * extra_steps * table.samples_per_insert,
-    )
+    extra_steps = settings.actors * max(0, transitions - settings.chunk_steps * settings.environments)
+    return replace(table, slack=table.slack + 2 * extra_steps * table.samples_per_insert, **changes)
 
 
 class FrameFormat:
@@ -89,7 +76,7 @@ class FrameFormat:
         self.streams = settings.environments
         self.chunk_steps = settings.chunk_steps
         self.message_rows = math.ceil(transitions / self.streams)
-        self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes, transitions)
+        self.table = _own_table(settings, transitions)
         """Table of the learner's own replay."""
         self.view = settings.view
         """View with which batches are sampled from the table."""
@@ -194,7 +181,7 @@ class StackFormat:
             "discount": innet.Column("float32"),
         }
         capacity_bytes = int(STACKS_SHARE * settings.max_bytes) if images else 0
-        self.table = _own_table(settings, columns, capacity_bytes, transitions)
+        self.table = _own_table(settings, transitions, columns=columns, capacity_bytes=capacity_bytes)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
         self.layout = layout_of(
