@@ -69,13 +69,6 @@ class Counts:
         """Capacity of a table that holds all rows, with its episodes on several servers."""
         return servers * (-(-self.rows // servers) + (self.longest if servers > 1 else 0))
 
-    def add_episode(self, count: int, final: int) -> None:
-        """Counts an episode of so many rows and final rows."""
-        self.episodes += 1
-        self.rows += count
-        self.steps += count - final
-        self.longest = max(self.longest, count)
-
     def add(self, block: Mapping[str, NDArray[Any]]) -> None:
         """Counts the rows of a block."""
         begins = np.flatnonzero(block["first"])
@@ -129,7 +122,7 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
 
     def counted(blocks: Iterable[rows.Block]) -> Iterator[rows.Block]:
         for block in blocks:
-            counts.add_episode(len(block["final"]), int(np.count_nonzero(block["final"])))
+            counts.add(block | {"first": np.arange(len(block["final"])) == 0})
             yield block
 
     blocks = (rows.of_episode(name, number, episode) for number, episode in enumerate(given()))
@@ -147,12 +140,7 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
 
 
 def export_table(
-    replay: innet.Replay,
-    table: str,
-    target: str | os.PathLike[str],
-    *,
-    timeout: float | None = 60.0,
-    **options: Any,
+    replay: innet.Replay, table: str, target: str | os.PathLike[str], *, timeout: float | None = 60.0, **options: Any
 ) -> Counts:
     """Writes all steps of a table to a data set, while the table is in use, without priorities.
 
