@@ -228,7 +228,7 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
         (
             {"observation": torch.zeros(5, 3)},
             errors.SchemaError,
-            r"are observation float32\[3\], and the items .*\[4\]",
+            r'"item/observation" has to be float32\[5, 1, 4\] .*, got float32\[5, 1, 3\]',
         ),
         ({"observation": torch.zeros(5, 4).double()}, errors.SchemaError, "float64"),
         ({"seen": torch.zeros(5, 4)}, errors.SchemaError, "seen"),

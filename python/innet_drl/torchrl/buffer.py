@@ -41,7 +41,7 @@ _SMALLEST = 1e-8
 _DTYPES = {
     torch.from_numpy(np.empty(0, kind)).dtype for kind in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }
-_OPENED = ("replay", "_writer", "_interrupted", "_layout", "_exists")
+_OPENED = ("replay", "_writer", "_interrupted", "_exists")
 """Attributes that an unpickled buffer sets anew."""
 
 
@@ -101,7 +101,6 @@ class InnetReplayBuffer:
     def _open(self) -> None:
         self._writer: innet.Writer | None = None
         self._interrupted = False
-        self._layout: dict[str, tuple[Any, ...]] = {}
         self._exists = False
         if self._address is None:
             # TorchRL seeds PyTorch's global generator.
@@ -158,18 +157,12 @@ class InnetReplayBuffer:
         rows["priority"] = None if priority is None else _priorities(priority, count)[:, None]
         if count == 0:
             return
-        layout = {name: (array.dtype.name, *array.shape[1:]) for name, array in columns.items()}
-        if self._layout not in ({}, layout):
-            raise SchemaError(
-                f"the entries are {_listed(layout)}, and the items of this buffer {_listed(self._layout)}"
-            )
         try:
             self._extend(columns, rows)
         except (ExpiredError, UnknownTableError):
             # A server that was restarted without its items knows neither the writer nor the table.
             self._writer = None
             self._extend(columns, rows)
-        self._layout = layout
 
     def _extend(self, columns: Mapping[str, NDArray[Any]], rows: dict[str, Any]) -> None:
         if self._writer is None:
@@ -361,10 +354,3 @@ def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float6
     if len(wrong):
         raise PriorityError(f"priority {wrong[0]} of {count} is {found[wrong[0]]}: it is a number of at least 0")
     return found + _SMALLEST
-
-
-def _listed(layout: Mapping[str, tuple[Any, ...]]) -> str:
-    """Entries with their dtypes and shapes."""
-    return ", ".join(
-        f"{name.removeprefix(_ITEM + '/')} {dtype}{list(shape)}" for name, (dtype, *shape) in layout.items()
-    )
