@@ -157,16 +157,14 @@ def regroup(blocks: Iterable[Block]) -> Iterator[Block]:
     held: list[Block] = []
 
     def episode() -> Block:
-        return {name: np.concatenate([block[name] for block in held]) for name in held[0]}
+        return {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
 
     for block in blocks:
-        cuts = [*np.flatnonzero(block["first"]), len(block["first"])]
-        if cuts[0] > 0:
-            held.append(_rows(block, 0, cuts[0]))
-        for begin, end in itertools.pairwise(cuts):
-            if held:
+        for piece in pieces(block, len(block["first"]), by_episode=True):
+            if held and piece["first"][0]:
                 yield episode()
-            held = [_rows(block, begin, end)]
+                held = []
+            held.append(piece)
     if held:
         yield episode()
 

@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.redis.messages import MessageFormat, MessageReader, message_format, views
-from innet_drl.redis.store import (
-    POLL_SECONDS,
-    RedisParameters,
-    RedisStore,
-    parse_address,
-)
+from innet_drl.redis.messages import MessageFormat, MessageReader, views
+from innet_drl.redis.store import POLL_SECONDS, RedisParameters, RedisStore, parse_address
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 from innet_drl.train.observe.metrics import ActorReport
@@ -139,7 +134,8 @@ class RedisMemory(ReplayMemory):
 
 
 def _message_format(settings: MemorySettings) -> MessageFormat:
-    return message_format(settings, parse_address(settings.address)[1])
+    _, kind, transitions = parse_address(settings.address)
+    return kind(settings, transitions)
 
 
 class _Reports(RunPublisher):

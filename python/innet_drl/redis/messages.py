@@ -23,23 +23,11 @@ from innet_drl.train.memory import MemorySettings
 StepRow = Mapping[str, NDArray[Any]]
 """One step of an actor's environments, named as the arguments of `innet.Writer.append`: arrays [N, ...]."""
 Arrays = dict[str, NDArray[Any]]
-MessageFormatName = Literal["frames", "stacks"]
 
 TRANSITIONS = 200
 """Transitions of a message, by default."""
 STACKS_SHARE = 0.9
 """Share of `max_bytes` for the steps of the learner's own replay of stacks."""
-
-
-@dataclass(frozen=True)
-class MessageOptions:
-    """Options of a `redis://` address, after its question mark."""
-
-    message: MessageFormatName = "frames"
-    """`frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole transitions of stacked
-    float32 observations."""
-    transitions: int = TRANSITIONS
-    """Transitions of one message; with `frames` rounded up to whole steps of an actor's environments."""
 
 
 def layout_of(columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> np.dtype[np.void]:
@@ -294,8 +282,5 @@ MessageFormat = FrameFormat | StackFormat
 MessageBuilder = _FrameBuilder | _StackBuilder
 MessageReader = _FrameReader | _StackReader
 
-
-def message_format(settings: MemorySettings, options: MessageOptions) -> MessageFormat:
-    """Returns the format of a run's messages."""
-    kind = FrameFormat if options.message == "frames" else StackFormat
-    return kind(settings, options.transitions)
+FORMATS: dict[str, type[FrameFormat | StackFormat]] = {"frames": FrameFormat, "stacks": StackFormat}
+"""Formats by the option `message` of an address."""
