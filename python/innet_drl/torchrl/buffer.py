@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,7 @@ class InnetReplayBuffer:
         table: str = "torchrl",
         timeout: float | None = 60.0,
     ) -> None:
-        self.capacity, self.batch_size, self.timeout = capacity, batch_size, timeout
-        self.alpha, self.beta, self.priority_key = alpha, beta, priority_key
-        self.samples_per_insert, self.table = samples_per_insert, table
+        self.batch_size, self.beta, self.priority_key, self.timeout = batch_size, beta, priority_key, timeout
         self._address, self._connection = address, dict(connection or {})
         if address is None and (connection or samples_per_insert):
             raise ConfigError("connection and samples_per_insert need an address")
@@ -95,7 +94,17 @@ class InnetReplayBuffer:
             raise ConfigError(f"batch_size is at least 1, or None, got {batch_size}")
         if not 0.0 <= beta <= 4.0:
             raise ConfigError(f"beta is 0 to 4, got {beta}")
-        self._definition({f"{_ITEM}/any": innet.Column("uint8")})
+        # The first items have its columns.
+        self._definition = innet.Table(
+            table,
+            {f"{_ITEM}/any": "uint8"},
+            capacity,
+            sampler="prioritized" if alpha else "uniform",
+            priority_exponent=alpha,
+            samples_per_insert=samples_per_insert,
+            view=_SINGLE_ROW,
+        )
+        self.table, self.capacity = self._definition.name, self._definition.capacity
         self._open()
 
     def _open(self) -> None:
@@ -109,17 +118,6 @@ class InnetReplayBuffer:
             patience = 1e9 if self.timeout is None else self.timeout
             settings = {"timeout": self.timeout, "reconnect_for": patience, **self._connection}
             self.replay = innet.connect(self._address, **settings)
-
-    def _definition(self, columns: Mapping[str, innet.Column]) -> innet.Table:
-        return innet.Table(
-            self.table,
-            dict(columns),
-            self.capacity,
-            sampler="prioritized" if self.alpha else "uniform",
-            priority_exponent=self.alpha,
-            samples_per_insert=self.samples_per_insert,
-            view=_SINGLE_ROW,
-        )
 
     def add(self, data: TensorDictBase) -> None:
         """Adds one item, a TensorDict without a batch dimension. Blocks by `extend` are quicker."""
@@ -167,7 +165,7 @@ class InnetReplayBuffer:
     def _extend(self, columns: Mapping[str, NDArray[Any]], rows: dict[str, Any]) -> None:
         if self._writer is None:
             made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()}
-            self.replay.create_table(self._definition(made), self.timeout)
+            self.replay.create_table(replace(self._definition, columns=made), self.timeout)
             # Whole chunks are evicted: a chunk is a small part of the items.
             chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))
             name = f"collector {socket.gethostname()} {os.getpid()}"
@@ -232,7 +230,7 @@ class InnetReplayBuffer:
                 time.sleep(0.05)
             else:
                 # Refused where the definitions differ.
-                self.replay.create_table(self._definition(stored.columns), self.timeout)
+                self.replay.create_table(replace(self._definition, columns=stored.columns), self.timeout)
                 self._exists = True
         return self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=self.timeout)
 
