@@ -89,14 +89,7 @@ class SumWork(Work):
 
 
 class InnetBackend(C10DBackend):
-    """The backend of a process group; see the module.
-
-    Args:
-        store: Store of this group's ranks.
-        rank: This rank.
-        size: Number of ranks.
-        timeout: Timeout of each operation.
-    """
+    """The backend of a process group; see the module."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         try:

@@ -29,13 +29,7 @@ logger = logging.getLogger(ReplayMemory.__module__)
 
 
 class RedisMemory(ReplayMemory):
-    """The memory of `redis://` addresses.
-
-    Args:
-        store: Connection to the Redis.
-        settings: The memory's settings.
-        own: The learner's own replay; `None` in other processes.
-    """
+    """The memory of `redis://` addresses, with the learner's own replay, which other processes have not."""
 
     in_learner = True
 
@@ -153,11 +147,7 @@ class _Reports(RunPublisher):
 class RedisWriter:
     """An actor's writer, instead of `innet_drl.Writer`: collects rows in messages and pushes them.
 
-    Args:
-        store: Connection to the list.
-        messages: Format of the messages.
-        actor: Index of the actor.
-        most_waiting: Length of the list above which the actor waits.
+    The actor waits while the list is longer than `most_waiting`.
     """
 
     def __init__(self, store: RedisStore, messages: MessageFormat, actor: int, most_waiting: int) -> None:

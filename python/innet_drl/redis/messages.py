@@ -49,12 +49,7 @@ def _own_table(settings: MemorySettings, transitions: int, **changes: Any) -> in
 
 
 class FrameFormat:
-    """Rows as the environments return them: each frame once, and compressed.
-
-    Args:
-        settings: Settings of the memory.
-        transitions: Transitions of a message, rounded up to whole rows.
-    """
+    """Rows as the environments return them: each frame once, and compressed. Messages have whole rows."""
 
     compressed = True
     """Messages are compressed with LZ4 for the transport."""
@@ -142,11 +137,8 @@ class _FrameReader:
 class StackFormat:
     """Transitions of two whole observations in float32, with return, discount and priority, as in the paper.
 
-    Args:
-        settings: Settings of the memory.
-        transitions: Transitions of a message.
-        codec: Codec of the observations in the learner's replay. LZ4 stores the two observations of a Breakout
-            transition, 225,792 bytes, in 4 KB.
+    `codec` is that of the observations in the learner's replay: LZ4 stores the two observations of a Breakout
+    transition, 225,792 bytes, in 4 KB.
     """
 
     compressed = False

@@ -27,14 +27,7 @@ _LAST_S = 5.0
 
 
 class Stream:
-    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on.
-
-    Args:
-        replay: The memory of this process, or the client of a server.
-        table: Definition of the table.
-        environments: Environments of each step.
-        timeout: Seconds that a call waits.
-    """
+    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on."""
 
     def __init__(self, replay: innet.Replay, table: innet.Table, environments: int, timeout: float) -> None:
         self._replay, self._table, self._environments, self._timeout = replay, table, environments, timeout
