@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from innet_drl import _core
 from innet_drl.errors import ConfigError
 from innet_drl.extras import naming_extras
+from innet_drl.structures import at_index, map_leaves
 
 with naming_extras():
     import torch
@@ -82,7 +83,7 @@ class TorchBatch:
             items = range(self._items)[key]
             if items.step < 1:
                 raise TypeError("the step of a slice of a batch is 1 or more")
-            return TorchBatch(len(items), _mapped(self._arrays, lambda array: array[key]))
+            return TorchBatch(len(items), at_index(self._arrays, key))
         if key not in self._arrays:
             raise KeyError(f"this batch has no array {key!r}; it has {', '.join(self._arrays)}")
         return self._arrays[key]
@@ -119,23 +120,14 @@ class TorchBatch:
 
     def __getstate__(self) -> tuple[int, dict[str, Any]]:
         # torch pickles no tensors of uint16 to uint64, such as `ages`.
-        return self._items, _mapped(dict(self._arrays), lambda array: torch.as_tensor(array).cpu().numpy())
+        return self._items, map_leaves(lambda array: torch.as_tensor(array).cpu().numpy(), dict(self._arrays))
 
     def __setstate__(self, state: tuple[int, dict[str, Any]]) -> None:
         self._items, arrays = state
-        self._arrays = {**_mapped(arrays, torch.from_numpy), "ids": arrays["ids"]}
+        self._arrays = {**map_leaves(torch.from_numpy, arrays), "ids": arrays["ids"]}
 
     def __repr__(self) -> str:
         return f"<TorchBatch of {self._items} items: {', '.join(self._arrays)}>"
-
-
-def _mapped(structure: Any, function: Callable[[Any], Any]) -> Any:
-    """A structure of the results of a function for each array."""
-    if isinstance(structure, dict):
-        return {name: _mapped(part, function) for name, part in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple(_mapped(part, function) for part in structure)
-    return function(structure)
 
 
 class TorchBatches:

@@ -18,6 +18,7 @@ import numpy as np
 
 from innet_drl._core import _Checked
 from innet_drl.errors import ConfigError
+from innet_drl.structures import check_part
 
 __all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Window"]
 
@@ -484,8 +485,7 @@ def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
         raise refused("has no parts")
     if isinstance(parts, Mapping):
         for part, inner in parts.items():
-            if not isinstance(part, str) or not part or "/" in part or part.isdecimal():
-                raise refused(f"has a part {part!r}: a part's name is a text without slashes, and no number; rename it")
+            check_part(part, f'the space of "{name}"')
             yield from _space_columns(f"{name}/{part}", inner)
         return
     # A Tuple is a sequence of its parts; a OneOf is not.

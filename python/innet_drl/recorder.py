@@ -8,12 +8,14 @@ writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from innet_drl._core import Writer
 from innet_drl.errors import ConfigError, ReplayError
+from innet_drl.structures import at_index, map_leaves
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -240,7 +242,7 @@ class Recorder:
                     "there, or use the mode NEXT_STEP"
                 )
             for index in np.flatnonzero(ended):
-                _replace(last, int(index), _of_one(self._observation_parts, info["final_obs"], int(index)))
+                map_leaves(partial(_put, int(index)), last, at_index(info["final_obs"], int(index)))
         row: dict[str, Any] = {"final_observation": last, "final": ended}
         if q is not None:
             final_q = np.zeros_like(np.asarray(q), np.float32)
@@ -309,22 +311,5 @@ def _mapped(parts: Any, value: Any, function: Callable[[Any], NDArray[Any]]) -> 
     return value
 
 
-def _of_one(parts: Any, values: Any, index: int) -> Any:
-    """The observation of one environment: of an array of observations, as Gymnasium's, or of a structure of arrays."""
-    if isinstance(parts, dict) and isinstance(values, Mapping):
-        return {name: _of_one(part, values[name], index) for name, part in parts.items()}
-    if isinstance(parts, tuple) and isinstance(values, tuple):
-        return tuple(_of_one(*both, index) for both in zip(parts, values, strict=True))
-    return values[index]
-
-
-def _replace(structure: Any, index: int, value: Any) -> None:
-    """Replaces the observation of one environment in a structure of arrays."""
-    if isinstance(structure, dict):
-        for name, part in structure.items():
-            _replace(part, index, value[name])
-    elif isinstance(structure, tuple):
-        for part, of_part in zip(structure, value, strict=True):
-            _replace(part, index, of_part)
-    else:
-        structure[index] = value
+def _put(index: int, array: NDArray[Any], value: Any) -> None:
+    array[index] = value

@@ -641,7 +641,7 @@ def test_a_blocked_collector_ends_at_once_and_says_how_few_steps_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A wait at the end would last beyond the timeout of this test.
-    monkeypatch.setattr("innet_drl.sb3.buffer._LAST_S", 1e6)
+    monkeypatch.setattr("innet_drl.sb3.stream._LAST_S", 1e6)
     with served_memories(tmp_path, 1) as address, innet.connect(address) as replay:
         memory = {"address": address, "samples_per_insert": 8.0, "timeout": 1e6}
         model = PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs=memory, **small())
@@ -837,7 +837,12 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
     model = PrioritizedDQN("MlpPolicy", "CartPole-v1", 1e-4, 500, 20, 32, 1.0, 0.5, replay_buffer_kwargs={"n_steps": 3})
     for each in (model, _reloaded(model, tmp_path)):
         buffer: Any = each.replay_buffer
-        assert (buffer.n_steps, buffer.gamma, buffer.table.priority_exponent, each.n_steps) == (3, 0.5, 0.6, 3)
+        assert (buffer.n_steps, buffer.table.view.gamma, buffer.table.priority_exponent, each.n_steps) == (
+            3,
+            0.5,
+            0.6,
+            3,
+        )
     other: Any = _reloaded(model, tmp_path, priority_exponent=0.9, beta=0.7).replay_buffer
     assert other.table.priority_exponent == 0.9
     uniform = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=InnetReplayBuffer, **small())
@@ -859,7 +864,7 @@ def _reloaded(model: PrioritizedDQN, folder: Path, **arguments: Any) -> Prioriti
 
 @pytest.mark.parametrize("key", ["a/b", "0", ""])
 def test_a_part_that_names_no_column_is_refused(key: str) -> None:
-    with pytest.raises(errors.ConfigError, match=f"the part '{key}' of the observation space"):
+    with pytest.raises(errors.ConfigError, match=f"the observation space has a part '{key}': a part's name is a text"):
         InnetReplayBuffer(100, spaces.Dict({key: VECTOR}), ACTION)
 
 

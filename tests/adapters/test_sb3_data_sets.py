@@ -1,4 +1,4 @@
-"""Demonstrations for Stable-Baselines3, whose tables have actions scaled to [-1, 1]."""
+"""Demonstrations for Stable-Baselines3, whose algorithms scale actions to [-1, 1]."""
 
 from __future__ import annotations
 
@@ -54,59 +54,57 @@ def of_space() -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_actions_are_scaled_by_an_import_and_have_their_units_in_an_export(
+def test_tables_have_the_units_of_the_environment_and_samples_those_of_sb3(
     buffer: Any, tmp_path: Path, name: str
 ) -> None:
     first, second = at(tmp_path, name), at(tmp_path, name.replace("data", "again").replace("random", "again"))
     datasets.write(first, [recording(of_space())])
-    datasets.import_table(buffer.replay, buffer.table.name, first, action_space=ACTION)
+    datasets.import_table(buffer.replay, buffer.table.name, first)
     # As SB3's policy scales them: `BasePolicy.scale_action`.
     expected = 2.0 * ((of_space() - ACTION.low) / (ACTION.high - ACTION.low)) - 1.0
     stored = next(buffer.replay.episodes(buffer.table.name))
-    np.testing.assert_allclose(stored.scaled_action[:STEPS], expected, atol=1e-6)
-    assert set(np.unique(buffer.sample(64).actions)) <= set(np.unique(stored.scaled_action[:STEPS]))
-    datasets.export_table(buffer.replay, buffer.table.name, second, action_space=ACTION)
+    np.testing.assert_array_equal(stored.action[:STEPS], of_space())
+    sampled = np.unique(buffer.sample(256).actions, axis=0)
+    np.testing.assert_allclose(sampled, expected, atol=1e-6)
+    options: Any = {"action_space": ACTION} if name.startswith("minari:") else {}
+    datasets.export_table(buffer.replay, buffer.table.name, second, **options)
     found = next(datasets.read(second))
-    np.testing.assert_allclose(found["action"][:STEPS], of_space(), atol=1e-6)
+    np.testing.assert_array_equal(found["action"][:STEPS], of_space())
     assert found["action"].dtype == ACTION.dtype
     if name.startswith("minari:"):
-        assert minari.load_dataset("robot/again-v0").action_space == ACTION
+        data_set = minari.load_dataset("robot/again-v0")
+        assert data_set.action_space == ACTION
+        assert all(ACTION.contains(action) for episode in data_set for action in episode.actions)
 
 
-def test_actions_of_other_units_are_refused_with_the_remedy(buffer: Any, tmp_path: Path) -> None:
-    path, table = tmp_path / "a.npz", buffer.table.name
-    datasets.write(path, [recording(of_space())])
-    remedy = "no column 'scaled_action' for table 'sb3' .*: give action_space=, the environment's"
-    with pytest.raises(errors.SchemaError, match=remedy):
-        datasets.import_table(buffer.replay, table, path)
+@pytest.mark.parametrize("value", [2.1, np.nan])
+def test_actions_outside_the_space_are_refused_with_the_remedy(buffer: Any, tmp_path: Path, value: float) -> None:
+    path, table = tmp_path / "a.parquet", buffer.table.name
     outside = of_space()
-    outside[3, 0] = 2.1
-    datasets.write(path, [recording(of_space()), recording(outside)])
-    with pytest.raises(errors.SchemaError, match=r"a\.npz: 'action' is .* in row 16, outside of Box"):
-        datasets.import_table(buffer.replay, table, path, action_space=ACTION)
-    with pytest.raises(errors.SchemaError, match=r"'action' has float32 of the shape \(2,\), and .* has \(1,\)"):
-        datasets.import_table(buffer.replay, table, path, action_space=spaces.Box(-9, 9, (1,)))
-    for space in (spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)):
-        with pytest.raises(errors.ConfigError, match="a Box with finite bounds"):
-            datasets.import_table(buffer.replay, table, path, action_space=space)
-    assert buffer.replay.stats()["tables"][table]["steps"] == 0
+    outside[:, 0] = value
+    datasets.write(path, [recording(outside)])
+    datasets.import_table(buffer.replay, table, path)
+    with pytest.raises(errors.SchemaError, match=r"'sb3' has the action \[.*\] outside of Box.*: empty it \(`reset`\)"):
+        buffer.sample(256)
+    buffer.reset()
+    step: Any = np.zeros((1, 3)), np.zeros((1, 3)), np.array([[0.5, 1.1]]), np.ones(1), np.zeros(1, bool), [{}]
+    with pytest.raises(
+        errors.SchemaError,
+        match=r"action has 1.1: SB3's algorithms scale actions to \[-1, 1\], call policy.scale_action",
+    ):
+        buffer.add(*step)
+    assert buffer.size() == 0
     datasets.write(path, [recording(of_space())])
-    datasets.import_table(buffer.replay, table, path, action_space=ACTION)
-    with pytest.raises(errors.SchemaError, match="give action_space=, the environment's"):
-        datasets.export_table(buffer.replay, table, "minari:robot/units-v0")
-    # As it is stored, and back.
-    datasets.export_table(buffer.replay, table, path)
-    assert "scaled_action" in next(datasets.read(path))
-    assert datasets.import_table(buffer.replay, table, path).steps == STEPS
+    datasets.import_table(buffer.replay, table, path)
+    buffer.sample(256)
 
 
-def test_actions_that_sb3_does_not_scale_need_no_space(tmp_path: Path) -> None:
+def test_actions_that_sb3_does_not_scale_are_stored_as_they_are(tmp_path: Path) -> None:
     buffer: Any = InnetReplayBuffer(100, OBSERVATION, spaces.Discrete(3), "cpu")
-    datasets.write(tmp_path / "a.npz", [recording(np.array([0, 1, 2]))])
-    datasets.import_table(buffer.replay, buffer.table.name, tmp_path / "a.npz")
-    assert next(buffer.replay.episodes(buffer.table.name)).action[:3, 0].tolist() == [0, 1, 2]
-    with pytest.raises(errors.SchemaError, match="has no column 'scaled_action' for action_space="):
-        datasets.import_table(buffer.replay, buffer.table.name, tmp_path / "a.npz", action_space=ACTION)
+    datasets.write(tmp_path / "a.parquet", [recording(np.array([0, 1, 2]))])
+    datasets.import_table(buffer.replay, buffer.table.name, tmp_path / "a.parquet")
+    assert next(buffer.replay.episodes(buffer.table.name)).action[:3].tolist() == [0, 1, 2]
+    assert buffer.sample(64).actions.shape == (64, 1)
 
 
 def test_what_an_algorithm_collects_is_exported_in_the_environment_s_units(tmp_path: Path) -> None:
@@ -120,7 +118,7 @@ def test_what_an_algorithm_collects_is_exported_in_the_environment_s_units(tmp_p
     model.learn(40)
     buffer: Any = model.replay_buffer
     buffer.flush()
-    datasets.export_table(buffer.replay, buffer.table.name, tmp_path / "a.npz", action_space=env.action_space)
-    found = np.concatenate([one["action"][~one["final"], 0] for one in datasets.read(tmp_path / "a.npz")])
+    datasets.export_table(buffer.replay, buffer.table.name, tmp_path / "a.parquet")
+    found = np.concatenate([one["action"][~one["final"], 0] for one in datasets.read(tmp_path / "a.parquet")])
     np.testing.assert_allclose(found, played, atol=1e-5)
     assert np.abs(found).max() > 1

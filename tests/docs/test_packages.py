@@ -46,6 +46,7 @@ CLIENT = {
     "index_priorities",
     "recorder",
     "signals",
+    "structures",
 }
 """Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
@@ -174,7 +175,7 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     assert set(packages.split()) <= {"innet_drl", "numpy"}
     assert modules.split() == [
         "innet_drl._core",
-        *(f"innet_drl.{name}" for name in ("definitions", "errors", "recorder")),
+        *(f"innet_drl.{name}" for name in ("definitions", "errors", "recorder", "structures")),
     ]
 
 
@@ -205,5 +206,6 @@ def test_help_and_version_load_little_more_than_numpy() -> None:
             "innet_drl.definitions",
             "innet_drl.errors",
             "innet_drl.recorder",
+            "innet_drl.structures",
         }
         assert len(added) < 20, sorted(added)

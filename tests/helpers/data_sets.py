@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import innet_drl as innet
-from innet_drl.datasets import rows
+from innet_drl import datasets, structures
 
 COLUMNS: dict[str, Any] = {
     "observation/camera": ("uint8", (12, 12)),
@@ -61,7 +63,7 @@ def episodes(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    found, expected = rows.flat(dict(found.items())), rows.flat(expected)
+    found, expected = structures.flatten(dict(found.items())), structures.flatten(expected)
     found.pop("first", None)
     assert sorted(found) == sorted(expected)
     for name, array in expected.items():
@@ -69,7 +71,26 @@ def assert_equal(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[name], array, name)
 
 
-NAMES = ["data.parquet", "data.npz", "minari:robot/random-v0"]
+def save(path: Path, arrays: dict[str, Any]) -> Path:
+    """A Parquet file of arrays by pyarrow alone, with tensors where they have dimensions."""
+    columns = {
+        name: pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+        if isinstance(array, np.ndarray) and array.ndim > 1
+        else pa.array(array)
+        for name, array in arrays.items()
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The arrays of a whole data set, with the number of each row's episode."""
+    episodes = enumerate(map(structures.flatten, datasets.read(path)))
+    found = [one | {"episode": np.full(len(one["final"]), number)} for number, one in episodes]
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+NAMES = ["data.parquet", "minari:robot/random-v0"]
 
 
 def at(folder: Path, name: str) -> str:

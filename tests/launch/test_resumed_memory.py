@@ -12,7 +12,7 @@ from training import lines, small
 
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.learn.learner import Update
+from innet_drl.train.learn.learner import Learner, Update
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.runs.trainer import Trainer
@@ -27,7 +27,7 @@ def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The table's statistics before the actors start, and at the first update."""
     found: list[dict[str, Any]] = []
     memories: list[ReplayMemory] = []
-    publish, learn = Trainer.publish, Trainer.learn
+    publish, update = Trainer.publish, Learner.update
 
     def before_the_actors(self: Trainer, memory: ReplayMemory) -> None:
         if not memories:
@@ -35,13 +35,13 @@ def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             found.append(memory.stats())
         publish(self, memory)
 
-    def at_the_first_update(self: Trainer, batch: Any) -> Update:
+    def at_the_first_update(self: Learner, batch: Any) -> Update:
         if len(found) == 1:
             found.append(memories[0].stats())
-        return learn(self, batch)
+        return update(self, batch)
 
     monkeypatch.setattr(Trainer, "publish", before_the_actors)
-    monkeypatch.setattr(Trainer, "learn", at_the_first_update)
+    monkeypatch.setattr(Learner, "update", at_the_first_update)
     return found
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from training import small
 
 import innet_drl as innet
-from innet_drl.redis.messages import FrameFormat, MessageFormat, MessageOptions, StackFormat, layout_of, views
+from innet_drl.redis.messages import FrameFormat, MessageFormat, StackFormat, layout_of, views
+from innet_drl.redis.store import parse_address
 from innet_drl.train.environments import EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings, make_table, make_view, memory_settings
@@ -147,7 +148,7 @@ def test_actors_keep_to_their_own_streams() -> None:
 
 def test_the_papers_message_has_its_size() -> None:
     breakout = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
-    assert MessageOptions().transitions == 200
+    assert parse_address("redis://host:6379?message=stacks") == ("redis://host:6379", StackFormat, 200)
     layout = StackFormat(settings(small(environments=8), breakout)).layout
     assert layout.itemsize == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
 

@@ -188,7 +188,7 @@ def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monk
 
     def clear_and_push(self: RedisStore) -> None:
         clear(self)
-        self.push(b"hello")
+        self._client.rpush(self._experience, b"hello")
 
     monkeypatch.setattr(RedisStore, "clear", clear_and_push)
     with pytest.raises(ReplayMemoryError, match=r"did not write \(a message"):

@@ -14,8 +14,7 @@ from data_sets import COLUMNS, NAMES, VIEW, assert_equal, at, episodes
 from serving import SERVER_CLI, served_memories
 
 import innet_drl as innet
-from innet_drl import datasets, errors
-from innet_drl.datasets import rows
+from innet_drl import datasets, errors, structures
 
 pytestmark = pytest.mark.usefixtures("minari_folder")
 
@@ -58,24 +57,23 @@ def test_an_import_and_an_export_give_equal_data(replay: innet.Memory, tmp_path:
         assert Path(third).read_bytes() == Path(second).read_bytes()
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
-def test_windows_are_those_of_the_steps_as_they_were_played(replay: innet.Memory, tmp_path: Path, name: str) -> None:
+def test_windows_are_those_of_the_steps_as_they_were_played(replay: innet.Memory, tmp_path: Path) -> None:
     played = episodes(2, 20)
     settings: Any = {"sampler": "fifo", "max_times_sampled": 1, "view": VIEW}
     replay.create_table(innet.Table("played", COLUMNS, 2000, **settings))
     replay.create_table(innet.Table("imported", COLUMNS, 2000, **settings))
     with replay.writer("played", 1) as writer:
         for one in played:
-            arrays = rows.flat(one) | {"first": np.arange(len(one["final"])) == 0}
-            writer.extend(**rows.nested({column: array[:, None] for column, array in arrays.items()}))
-    datasets.export_table(replay, "played", at(tmp_path, name))
-    datasets.import_table(replay, "imported", at(tmp_path, name), priority=2.0)
+            arrays = structures.flatten(one) | {"first": np.arange(len(one["final"])) == 0}
+            writer.extend(**structures.unflatten({column: array[:, None] for column, array in arrays.items()}))
+    datasets.export_table(replay, "played", tmp_path / "data.parquet")
+    datasets.import_table(replay, "imported", tmp_path / "data.parquet", priority=2.0)
     count = replay.stats()["tables"]["played"]["items"]
     assert count == replay.stats()["tables"]["imported"]["items"]
     batches = [replay.sample(table, count) for table in ("played", "imported")]
     for column in batches[0]:
         if column not in ("ids", "ages"):
-            left, right = (rows.flat({column: batch[column]}) for batch in batches)
+            left, right = (structures.flatten({column: batch[column]}) for batch in batches)
             for part in left:
                 np.testing.assert_array_equal(left[part], right[part], part)
 
@@ -114,12 +112,11 @@ def stored(replay: innet.Replay) -> Any:
     return {name: replay.stats()["tables"]["t"][name] for name in ("steps", "items", "inserted_steps", "max_priority")}
 
 
-@pytest.mark.parametrize("name", ["data.parquet", "data.npz"])
-def test_a_damaged_file_leaves_the_table_as_it_was(replay: innet.Memory, tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_leaves_the_table_as_it_was(replay: innet.Memory, tmp_path: Path) -> None:
     datasets.write(tmp_path / "good.parquet", episodes(4, 3))
     datasets.import_table(replay, "t", tmp_path / "good.parquet")
     before = stored(replay)
-    path = tmp_path / name
+    path = tmp_path / "data.parquet"
     datasets.write(path, episodes(4, 60))
     whole = path.read_bytes()
     middle = len(whole) // 2
@@ -127,7 +124,7 @@ def test_a_damaged_file_leaves_the_table_as_it_was(replay: innet.Memory, tmp_pat
     for damaged in (whole[:middle], whole[:100], b"", whole[:-40] + bytes(40), flipped):
         path.write_bytes(damaged)
         with pytest.raises(
-            errors.CorruptError, match=f"{name} cannot be read: .*damaged, cut off, or of another format"
+            errors.CorruptError, match=r"data\.parquet cannot be read: .*damaged, cut off, or of another format"
         ):
             datasets.import_table(replay, "t", path)
     assert stored(replay) == before
@@ -139,11 +136,11 @@ def test_a_data_set_that_does_not_fit_leaves_the_table_as_it_was(replay: innet.M
     before = stored(replay)
 
     def refused(change: Any, error: type[Exception], match: str) -> None:
-        changed = [rows.nested({**rows.flat(one), **change(one)}) for one in episodes(5, 40)]
+        changed = [structures.unflatten({**structures.flatten(one), **change(one)}) for one in episodes(5, 40)]
         # The fault is in the last episode alone, where the columns allow it.
-        datasets.write(tmp_path / "bad.npz", changed)
+        datasets.write(tmp_path / "bad.parquet", changed)
         with pytest.raises(error, match=match):
-            datasets.import_table(replay, "t", tmp_path / "bad.npz")
+            datasets.import_table(replay, "t", tmp_path / "bad.parquet")
         assert stored(replay) == before
 
     def last_reward_is_nan(one: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +150,8 @@ def test_a_data_set_that_does_not_fit_leaves_the_table_as_it_was(replay: innet.M
         return {"reward": reward}
 
     last_reward_is_nan.calls = 0  # type: ignore[attr-defined]
-    refused(last_reward_is_nan, errors.SchemaError, r'bad.npz: .*"reward" of stream 0 at step \d+ is NaN')
-    wrong = "bad.npz: column 'half' has the shape \\(3,\\), and \\(2,\\) in table 't'"
+    refused(last_reward_is_nan, errors.SchemaError, r'bad.parquet: .*"reward" of stream 0 at step \d+ is NaN')
+    wrong = "bad.parquet: column 'half' has the shape \\(3,\\), and \\(2,\\) in table 't'"
     refused(lambda one: {"half": np.zeros((len(one["final"]), 3), np.float16)}, errors.SchemaError, wrong)
     dtype = "column 'action/0' is float64, and int64 in table 't': convert the file"
     refused(lambda one: {"action/0": np.zeros(len(one["final"]))}, errors.SchemaError, dtype)
@@ -162,12 +159,12 @@ def test_a_data_set_that_does_not_fit_leaves_the_table_as_it_was(replay: innet.M
     refused(
         lambda one: {"terminated": one["final"] & False, "truncated": one["final"] & False}, errors.SchemaError, final
     )
-    datasets.write(tmp_path / "few.npz", [{n: v for n, v in one.items() if n != "mask"} for one in episodes(5, 2)])
-    with pytest.raises(errors.SchemaError, match=r"few.npz has no column 'mask' for table 't'; it has"):
-        datasets.import_table(replay, "t", tmp_path / "few.npz")
-    datasets.write(tmp_path / "many.npz", episodes(6, 200))
+    datasets.write(tmp_path / "few.parquet", [{n: v for n, v in one.items() if n != "mask"} for one in episodes(5, 2)])
+    with pytest.raises(errors.SchemaError, match=r"few.parquet has no column 'mask' for table 't'; it has"):
+        datasets.import_table(replay, "t", tmp_path / "few.parquet")
+    datasets.write(tmp_path / "many.parquet", episodes(6, 200))
     with pytest.raises(errors.SchemaError, match="steps, and table 't' holds 2000"):
-        datasets.import_table(replay, "t", tmp_path / "many.npz")
+        datasets.import_table(replay, "t", tmp_path / "many.parquet")
     assert stored(replay) == before
 
 
@@ -191,54 +188,51 @@ def test_misspelt_columns_are_refused_with_the_nearest_name(replay: innet.Memory
 
 
 def test_wrong_names_are_told(replay: innet.Memory, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match=r"\*\.parquet, \*\.npz or minari:NAME, got '.*\.csv'"):
+    with pytest.raises(errors.ConfigError, match=r"\*\.parquet or minari:NAME, got '.*\.csv'"):
         datasets.import_table(replay, "t", tmp_path / "a.csv")
     with pytest.raises(errors.ConfigError, match="there is no file"):
-        datasets.import_table(replay, "t", tmp_path / "a.npz")
+        datasets.import_table(replay, "t", tmp_path / "a.parquet")
     with pytest.raises(errors.ConfigError, match="no Minari data set 'x/y-v0' on this machine, there is none"):
         datasets.import_table(replay, "t", "minari:x/y-v0")
     with pytest.raises(errors.UnknownTableError):
-        datasets.export_table(replay, "nothing", tmp_path / "a.npz")
+        datasets.export_table(replay, "nothing", tmp_path / "a.parquet")
     with pytest.raises(errors.ConfigError, match="there is no episode to write"):
-        datasets.export_table(replay, "t", tmp_path / "a.npz")
+        datasets.export_table(replay, "t", tmp_path / "a.parquet")
     with pytest.raises(errors.StorageError, match="cannot be written"):
         datasets.write(tmp_path / "missing" / "a.parquet", episodes(0, 1))
     # The caller's own files.
     with pytest.raises(FileNotFoundError, match="recorded"):
-        datasets.write(tmp_path / "a.npz", (dict(np.load(tmp_path / name)) for name in ["recorded"]))
+        datasets.write(tmp_path / "a.parquet", (dict(np.load(tmp_path / name)) for name in ["recorded"]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_texts_and_options_of_another_format_are_refused(tmp_path: Path) -> None:
     text = [{**one, "note": np.array(["text"] * len(one["final"]))} for one in episodes(0, 1)]
     with pytest.raises(errors.SchemaError, match="column 'note' is <U4; a column has bool, or numbers"):
-        datasets.write(tmp_path / "a.npz", text)
+        datasets.write(tmp_path / "a.parquet", text)
     with pytest.raises(errors.ConfigError, match="a data set of Minari alone has the options author"):
-        datasets.write(tmp_path / "a.npz", episodes(0, 1), author="nobody")
+        datasets.write(tmp_path / "a.parquet", episodes(0, 1), author="nobody")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    for name in ("a.parquet", "a.npz"):
-        path = tmp_path / name
-        datasets.write(path, episodes(0, 3))
-        before = path.read_bytes()
-        uneven = [*episodes(0, 50), {"terminated": np.zeros(2, bool)}]
-        with pytest.raises(errors.SchemaError, match="episode 50 has no 'truncated'"):
-            datasets.write(path, uneven)
-        other = [*episodes(0, 2), *[{**one, "half": one["half"].astype(np.float32)} for one in episodes(1, 1)]]
-        with pytest.raises(errors.SchemaError, match=r"column 'half' is float32.*and float16.*in the first episode"):
-            datasets.write(path, other)
-        assert path.read_bytes() == before
-        path.unlink()
-    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "a.parquet"
+    datasets.write(path, episodes(0, 3))
+    before = path.read_bytes()
+    uneven = [*episodes(0, 50), {"terminated": np.zeros(2, bool)}]
+    with pytest.raises(errors.SchemaError, match="episode 50 has no 'truncated'"):
+        datasets.write(path, uneven)
+    other = [*episodes(0, 2), *[{**one, "half": one["half"].astype(np.float32)} for one in episodes(1, 1)]]
+    with pytest.raises(errors.SchemaError, match=r"column 'half' is float32.*and float16.*in the first episode"):
+        datasets.write(path, other)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["t.parquet", "t.npz"])
-def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, name: str) -> None:
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
     """As `Memory.save` does."""
     rest = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool), "final": np.zeros(3, bool)}
     (tmp_path / "elsewhere").mkdir()
-    target, link = tmp_path / "elsewhere" / "target", tmp_path / name
+    target, link = tmp_path / "elsewhere" / "target", tmp_path / "t.parquet"
     link.symlink_to(target)
     with pytest.raises(errors.StorageError, match="No such file"):
         datasets.write(link, [{"x": np.arange(3), **rest}])
@@ -302,12 +296,12 @@ def test_the_log_of_an_import_that_timed_out_has_the_rows_of_the_table(
     ends = np.arange(4000) % 10 == 9
     flags = {"terminated": ends, "truncated": ends & False}
     steps = {"observation": np.zeros(4000), "action": np.zeros(4000, np.int64), "reward": np.zeros(4000)}
-    datasets.write(tmp_path / "a.npz", [{**steps, **flags}])
+    datasets.write(tmp_path / "a.parquet", [{**steps, **flags}])
     with pytest.raises(errors.DeadlineError):
-        datasets.import_table(replay, "t", tmp_path / "a.npz", timeout=0.5)
+        datasets.import_table(replay, "t", tmp_path / "a.parquet", timeout=0.5)
     stored = replay.stats()["tables"]["t"]["inserted_steps"]
     assert 0 < stored == sum(len(one) for one in replay.episodes("t")) < 4000
-    assert f"a.npz ended early: table 't' has got {stored} rows since its start, of 4000" in caplog.text
+    assert f"a.parquet ended early: table 't' has got {stored} rows since its start, of 4000" in caplog.text
 
 
 def calls_of(work: Callable[..., object], *arguments: Any) -> int:

@@ -238,7 +238,7 @@ def test_steps_that_this_replay_s_writers_hold_are_read(replay: innet.Replay, tm
         writer.append(
             observation=np.zeros((1, 2), np.float32), action=[60], reward=1.0, terminated=[True], truncated=[False]
         )
-        assert datasets.export_table(replay, "t", tmp_path / "t.npz").steps == 61
+        assert datasets.export_table(replay, "t", tmp_path / "t.parquet").steps == 61
         writer.append(
             observation=np.zeros((1, 2), np.float32), action=[61], reward=1.0, terminated=[True], truncated=[False]
         )

@@ -159,7 +159,7 @@ def test_a_flush_makes_items_of_an_end_whose_observation_may_follow(make_replay:
 
 
 def test_an_import_reports_its_items(tmp_path: Path) -> None:
-    path = tmp_path / "episodes.npz"
+    path = tmp_path / "episodes.parquet"
     ends: list[End] = ["terminated", "truncated"]
     played = [[row(episode, t, ends[episode % 2]) for t in range(LENGTH)] for episode in range(20)]
     episodes = [{name: np.concatenate([step[name] for step in steps]) for name in steps[0]} for steps in played]

@@ -13,8 +13,7 @@ import pytest
 from data_sets import episodes
 
 import innet_drl as innet
-from innet_drl import datasets, errors
-from innet_drl.datasets import rows
+from innet_drl import datasets, errors, structures
 
 pytestmark = pytest.mark.usefixtures("minari_folder")
 
@@ -76,7 +75,7 @@ def parts(episode: int, steps: Any) -> dict[str, Any]:
 
 
 def assert_parts(found: Any, episode: int, steps: Any) -> None:
-    found, expected = rows.flat(found), rows.flat(parts(episode, steps))
+    found, expected = structures.flatten(found), structures.flatten(parts(episode, steps))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert found[name].dtype == array.dtype, name
@@ -126,7 +125,7 @@ def test_last_observations_of_several_parts_go_to_minari_and_back() -> None:
         for row in range(len(batch)):
             episode, t = batch.observation["goal"][row].astype(int)
             end, _, seen, _ = episodes[episode]
-            one_row = rows.nested({name: array[[row]] for name, array in rows.flat(batch.next_observation).items()})
+            one_row = structures.at_index(batch.next_observation, [row])
             assert_parts(one_row, episode, [seen[t + 1]])
             assert batch.discount[row] == pytest.approx(0 if t == 3 and end == "terminated" else 0.99)
 

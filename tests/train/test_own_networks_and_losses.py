@@ -16,6 +16,7 @@ from training import small
 
 from innet_drl.batches import TorchBatch
 from innet_drl.launch import local
+from innet_drl.structures import map_leaves
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, DivergedError
@@ -224,10 +225,7 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
 
     def watched(online: Any, target: Any, batch: TorchBatch) -> Any:
         seen.append(
-            {
-                name: environments.each(lambda array: (array.dtype, array.shape), of)
-                for name, of in batch.as_dict().items()
-            }
+            {name: map_leaves(lambda array: (array.dtype, array.shape), of) for name, of in batch.as_dict().items()}
         )
         assert torch.isfinite(online(batch.observation)).all()
         return own_networks.squared(online, target, batch)

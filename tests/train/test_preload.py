@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -14,18 +13,15 @@ import brought
 import gymnasium
 import numpy as np
 import pytest
-from calls import Lines
+from data_sets import load, save
 from serving import served_memories
 from training import small
 
 import innet_drl as innet
-from innet_drl import datasets, errors, train
-from innet_drl.datasets import rows
+from innet_drl import datasets, errors, structures, train
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import make_table, memory_settings
-from innet_drl.train.observe.metrics import Metrics
-from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.runs.preload import preload
 from innet_drl.train.settings.presets import PRESETS
 
@@ -60,7 +56,7 @@ def config(path: Path, **settings: Any) -> train.Config:
 @pytest.mark.parametrize("serial", [True, False], ids=["serial", "processes"])
 def test_a_run_samples_its_demonstrations(tmp_path: Path, serial: bool) -> None:
     seen: list[tuple[int, int]] = []
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     result = train.run(
         config(path, serial=serial, preload_share=0.25, loss=Counting(seen) if serial else "double_q"),
         folder=tmp_path / "run",
@@ -87,7 +83,7 @@ class Counting:
 
 
 def test_demonstrations_stay_when_steps_are_evicted(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     run = config(path, capacity=600, min_size=200, serial=True)
     envs = environments.make(run, 1)
     settings = memory_settings(run, envs.spec, "apex", {})
@@ -108,7 +104,7 @@ def test_demonstrations_stay_when_steps_are_evicted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_all_demonstrations_are_kept_on_each_number_of_servers(tmp_path: Path, servers: int) -> None:
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     run = config(path, capacity=600, min_size=200)
     envs = environments.make(run, 1)
     settings = memory_settings(run, envs.spec, "run", {})
@@ -119,46 +115,8 @@ def test_all_demonstrations_are_kept_on_each_number_of_servers(tmp_path: Path, s
         assert sum(len(episode) for episode in client.episodes("run-demonstrations")) == table["steps"]
 
 
-def test_without_a_share_they_are_in_the_run_s_own_table(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz")
-    lines = tmp_path / "run" / "metrics.jsonl"
-    train.run(config(path, preload_share=0.0, steps=2500, report_seconds=0.5), folder=tmp_path / "run")
-    last = json.loads(lines.read_text().splitlines()[-1])
-    # Beside the run's own steps and the final rows of its games.
-    assert last["replay_steps"] - last["agent_steps"] - last["games"] >= EPISODES * (STEPS + 1)
-
-
-class Enough(train.Callback):
-    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
-        raise train.StopTraining("enough")
-
-
-class AtOnce(train.Callback):
-    def on_metrics(self, metrics: Metrics) -> None:
-        raise train.StopTraining("enough")
-
-
-def test_updates_that_demonstrations_bring_end_with_the_run(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "batch_size": 32, "evaluation_period": 20}
-    path = demonstrations(tmp_path / "data.npz")
-    one = config(path, serial=True, environments=4, **settings)
-    result = train.run(one, folder=tmp_path / "run", callbacks=[Enough()])
-    assert result.learner_updates == 20
-
-
-def test_the_log_has_the_demonstrations_that_did_not_come(tmp_path: Path, log: Lines) -> None:
-    path = demonstrations(tmp_path / "data.npz")
-    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "environments": 4, "report_seconds": 0.1}
-    train.run(config(path, samples_per_insert=512.0, **settings), folder=tmp_path / "run", callbacks=[AtOnce()])
-    # By the thread of the import.
-    log.wait_for("data.npz ended early: ")
-    # Unknown where the run's memory is closed already.
-    early = re.compile(r"early: table 'apex' has got (an unknown number of|\d+) rows since its start, of 320$")
-    assert any(early.search(line) for line in log.lines), log.lines
-
-
 def test_a_resumed_run_has_them_again(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     first = config(path, serial=True, steps=1500)
     train.run(first, folder=tmp_path / "run")
     again = train.run(config(path, serial=True, steps=2500), folder=tmp_path / "run", resume=True, preload=path)
@@ -166,19 +124,19 @@ def test_a_resumed_run_has_them_again(tmp_path: Path) -> None:
 
 
 def test_an_export_of_a_run_is_a_data_set_for_another(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz", name="frame")
+    path = demonstrations(tmp_path / "data.parquet", name="frame")
     result = train.run(config(path, serial=True, steps=1500), folder=tmp_path / "run")
     assert result.learner_updates > 0
 
 
 def test_a_data_set_of_another_environment_is_refused(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     other = train.preset("vector", environment="Acrobot-v1", preload=str(path), steps=1000, serial=True)
     assert gymnasium.make("Acrobot-v1").observation_space.shape == (6,)
     with pytest.raises(errors.SchemaError, match=r"'observation' has the shape \(4,\), and \(6,\)"):
         train.run(other, folder=tmp_path / "run")
     with pytest.raises(errors.ConfigError, match="there is no file"):
-        train.run(config(tmp_path / "missing.npz"), folder=tmp_path / "other")
+        train.run(config(tmp_path / "missing.parquet"), folder=tmp_path / "other")
 
 
 def recorded(path: Path, environment: gymnasium.Env[Any, Any], steps: int = 40) -> Path:
@@ -201,8 +159,7 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
     envs = environments.make(run, 1)
     with innet.Memory(make_table(run, envs.spec, "run")) as replay:
         preload(replay, memory_settings(run, envs.spec, "run", {}), envs)
-        name = f"run{'-demonstrations' if run.preload_share else ''}"
-        found = [dict(rows.flat(dict(episode.items()))) for episode in replay.episodes(name)]
+        found = [dict(structures.flatten(dict(episode.items()))) for episode in replay.episodes("run-demonstrations")]
     kept = [~episode["final"] for episode in found]
     return {
         column: np.concatenate([episode[column][which] for episode, which in zip(found, kept, strict=True)])
@@ -210,18 +167,12 @@ def preloaded(path: Path, environment: Any, **settings: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("suffix", ["npz", "parquet"])
 @pytest.mark.parametrize("row", brought.OBSERVATIONS)
-def test_observations_become_the_frames_of_actors(tmp_path: Path, row: str, suffix: str) -> None:
-    path = recorded(tmp_path / f"data.{suffix}", brought.Sampler(row))
+def test_observations_become_the_frames_of_actors(tmp_path: Path, row: str) -> None:
+    path = recorded(tmp_path / "data.parquet", brought.Sampler(row))
     envs = environments.make(small(environment=brought.Sampler, environment_args={"observation": row}), 1)
-    whole = rows.flat(
-        {
-            name: np.concatenate([rows.flat(episode)[name][~episode["final"]] for episode in datasets.read(path)])
-            for name in rows.flat(next(datasets.read(path)))
-        }
-    )
-    given = rows.nested({name: array for name, array in whole.items() if name.startswith("observation")})["observation"]
+    whole = load(path)
+    given = structures.unflatten({name: array[~whole["final"]] for name, array in whole.items()})["observation"]
     frames = envs.frames(given)
     found = preloaded(path, brought.Sampler, environment_args={"observation": row})
     for index, frame in enumerate(frames if isinstance(frames, tuple) else (frames,)):
@@ -232,7 +183,7 @@ def test_observations_become_the_frames_of_actors(tmp_path: Path, row: str, suff
 @pytest.mark.parametrize("row", brought.ACTIONS)
 def test_actions_are_numbered_as_those_of_actors(tmp_path: Path, row: str) -> None:
     arguments: dict[str, Any] = {"observation": "vector of float64", "action": row}
-    path = recorded(tmp_path / "data.npz", brought.Sampler(**arguments))
+    path = recorded(tmp_path / "data.parquet", brought.Sampler(**arguments))
     taken = np.concatenate([episode["action"][~episode["final"]] for episode in datasets.read(path)])
     numbers = preloaded(path, brought.Sampler, environment_args=arguments)["action"]
     assert len(set(numbers.tolist())) > 2
@@ -242,10 +193,8 @@ def test_actions_are_numbered_as_those_of_actors(tmp_path: Path, row: str) -> No
 
 def changed(path: Path, to: Path, change: Any) -> Path:
     """A data set with the arrays that `change` returns for those of another one."""
-    with np.load(path) as arrays:
-        held = dict(arrays)
-    np.savez(to, **held | change(held))
-    return to
+    held = load(path)
+    return save(to, held | change(held))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +203,7 @@ def changed(path: Path, to: Path, change: Any) -> Path:
 )
 def test_an_impossible_action_is_refused_with_its_step(tmp_path: Path, row: str, action: Any) -> None:
     arguments: dict[str, Any] = {"observation": "vector of float64", "action": row}
-    path = recorded(tmp_path / "data.npz", brought.Sampler(**arguments))
+    path = recorded(tmp_path / "data.parquet", brought.Sampler(**arguments))
 
     def change(held: dict[str, Any]) -> dict[str, Any]:
         actions = held["action"].astype(np.int64)
@@ -264,7 +213,7 @@ def test_an_impossible_action_is_refused_with_its_step(tmp_path: Path, row: str,
         actions[held["final"]] = 99
         return {"action": actions}
 
-    bad = changed(path, tmp_path / "bad.npz", change)
+    bad = changed(path, tmp_path / "bad.parquet", change)
     episode = len(list(datasets.read(path))) - 1
     with pytest.raises(
         errors.SchemaError, match=rf"step 2 of episode {episode} .* has the action {re.escape(str(action))}"
@@ -275,26 +224,25 @@ def test_an_impossible_action_is_refused_with_its_step(tmp_path: Path, row: str,
 def test_an_export_of_a_run_has_numbers_and_frames(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"observation": "image, channels last", "action": "several discrete"}
     settings: dict[str, Any] = {"environment_args": arguments}
-    path = recorded(tmp_path / "data.npz", brought.Sampler(**arguments))
+    path = recorded(tmp_path / "data.parquet", brought.Sampler(**arguments))
     played = preloaded(path, brought.Sampler, **settings)
-    again = tmp_path / "run.npz"
+    again = tmp_path / "run.parquet"
     ends = {"terminated": np.arange(len(played["action"])) == 39, "truncated": np.zeros(40, bool)}
-    np.savez(again, **{name: played[name] for name in ("frame", "action", "reward")}, **ends)
+    save(again, {name: played[name] for name in ("frame", "action", "reward")} | ends)
     found = preloaded(again, brought.Sampler, **settings)
     for name in ("frame", "action", "reward"):
         np.testing.assert_array_equal(found[name], played[name])
-    bad = changed(again, tmp_path / "bad.npz", lambda held: {"action": held["action"] + 5})
+    bad = changed(again, tmp_path / "bad.parquet", lambda held: {"action": held["action"] + 5})
     with pytest.raises(errors.SchemaError, match="the environment has the 6 of MultiDiscrete"):
         preloaded(bad, brought.Sampler, **settings)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.0])
-def test_rewards_are_clipped_as_those_of_actors(tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_rewards_are_clipped_as_those_of_actors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "innet_drl")
     arguments: dict[str, Any] = {"observation": "vector of float64", "action": "discrete with a start"}
-    path = recorded(tmp_path / "data.npz", brought.Sampler(**arguments))
-    scaled = changed(path, tmp_path / "scaled.npz", lambda held: {"reward": held["reward"] * 7})
-    settings: dict[str, Any] = {"environment_args": arguments, "preload_share": share, "serial": True}
+    path = recorded(tmp_path / "data.parquet", brought.Sampler(**arguments))
+    scaled = changed(path, tmp_path / "scaled.parquet", lambda held: {"reward": held["reward"] * 7})
+    settings: dict[str, Any] = {"environment_args": arguments, "serial": True}
     raw = preloaded(scaled, brought.Sampler, **settings)["reward"]
     assert set(raw.tolist()) == {-7.0, 0.0, 7.0}
     assert "their rewards" not in caplog.text
@@ -305,7 +253,7 @@ def test_rewards_are_clipped_as_those_of_actors(tmp_path: Path, share: float, ca
 
 
 def test_atari_presets_clip_and_number_the_minimal_actions(tmp_path: Path) -> None:
-    path, rows_of = tmp_path / "data.npz", 30
+    path, rows_of = tmp_path / "data.parquet", 30
     held: dict[str, Any] = {
         "observation": np.zeros((rows_of, 84, 84), np.uint8),
         "action": np.arange(rows_of) % 4,
@@ -313,7 +261,7 @@ def test_atari_presets_clip_and_number_the_minimal_actions(tmp_path: Path) -> No
         "terminated": np.arange(rows_of) == rows_of - 1,
         "truncated": np.zeros(rows_of, bool),
     }
-    np.savez(path, **held)
+    save(path, held)
     breakout = dataclasses.replace(PRESETS["breakout"], preload=path, capacity=2000, min_size=400, frame_size=84)
     envs = environments.make(breakout, 1)
     with innet.Memory(make_table(breakout, envs.spec, "run")) as replay:
@@ -323,30 +271,29 @@ def test_atari_presets_clip_and_number_the_minimal_actions(tmp_path: Path) -> No
         assert set(episode.reward.tolist()) == {-1.0, 1.0}
         assert set(episode.action.tolist()) == {0, 1, 2, 3}
         # All 18 actions of the console.
-        np.savez(path, **held | {"action": np.arange(rows_of) % 18})
+        save(path, held | {"action": np.arange(rows_of) % 18})
         with pytest.raises(errors.SchemaError, match=r"has the action 4, and the environment has Discrete\(4\)"):
             preload(replay, settings, envs)
 
 
 def test_texts_are_refused(tmp_path: Path) -> None:
-    path = recorded(tmp_path / "data.npz", brought.Sampler())
-    bad = changed(path, tmp_path / "bad.npz", lambda held: {"action": held["action"].astype(str)})
+    path = recorded(tmp_path / "data.parquet", brought.Sampler())
+    bad = changed(path, tmp_path / "bad.parquet", lambda held: {"action": held["action"].astype(str)})
     with pytest.raises(errors.SchemaError, match="column 'action' has texts"):
         preloaded(bad, brought.Sampler)
 
 
 def test_settings_of_demonstrations_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="preload_share"):
-        config(tmp_path / "a.npz", preload_share=0.001)
-    with pytest.raises(ConfigurationError, match="preload_share"):
-        config(tmp_path / "a.npz", preload_share=1.0)
+    for share in (0.0, 0.001, 1.0):
+        with pytest.raises(ConfigurationError, match=r"preload_share .* share of a batch \(64\) that leaves items"):
+            config(tmp_path / "a.parquet", preload_share=share)
     with pytest.raises(ConfigurationError, match="preload"):
-        config(tmp_path / "a.npz", replay="redis://127.0.0.1:6379")
+        config(tmp_path / "a.parquet", replay="redis://127.0.0.1:6379")
 
 
 @pytest.mark.slow
 def test_the_flag_preload(tmp_path: Path) -> None:
-    path = demonstrations(tmp_path / "data.npz")
+    path = demonstrations(tmp_path / "data.parquet")
     command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--preload", str(path)]
     done = subprocess.run(
         [

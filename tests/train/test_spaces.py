@@ -16,6 +16,7 @@ from places import ROOT
 from training import small
 
 from innet_drl.launch import local
+from innet_drl.structures import map_leaves
 from innet_drl.train import environments
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.networks import make_network, q_values
@@ -67,7 +68,7 @@ def test_a_network_gets_observations_of_the_documented_shape(row: str, stack: in
     network.get_submodule("torso").register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     observation = envs.reset(5)
     envs.step(np.zeros(2, np.int64))
-    assert network(environments.each(torch.from_numpy, observation)).shape == (2, 3)
+    assert network(map_leaves(torch.from_numpy, observation)).shape == (2, 3)
     arrays = given[0] if isinstance(given[0], dict) else {"": given[0]}
     expected = shapes if isinstance(shapes, dict) else {"": shapes}
     space = envs.spec.observation_space
@@ -122,7 +123,7 @@ def test_a_dictionary_is_read_as_it_was_written() -> None:
     read = make_network(config, envs.spec).read
     assert read is not None
     for name, part in newest(envs, observation).items():
-        np.testing.assert_array_equal(read(environments.each(torch.from_numpy, observation))[name].numpy(), part)
+        np.testing.assert_array_equal(read(map_leaves(torch.from_numpy, observation))[name].numpy(), part)
 
 
 @pytest.mark.parametrize("row", brought.ACTIONS)

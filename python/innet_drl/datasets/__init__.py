@@ -10,7 +10,6 @@
 | name of a data set | format | |
 | --- | --- | --- |
 | `*.parquet` | Parquet | a row for each step; compressed; needs `pyarrow` |
-| `*.npz` | NumPy | an array for each column, over all steps |
 | `minari:NAME` | Minari | a data set of this machine, by its id; needs `minari` |
 
 Rows are as a table stores them: its columns, `terminated`, `truncated`, `final` (a row with only the last observation
@@ -22,22 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import errors
-from innet_drl.datasets import actions, rows
+from innet_drl import errors, structures
+from innet_drl.datasets import rows
 from innet_drl.extras import naming_extras
-
-if TYPE_CHECKING:
-    import gymnasium
 
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 
@@ -74,13 +69,6 @@ class Counts:
         """Capacity of a table that holds all rows, with its episodes on several servers."""
         return servers * (-(-self.rows // servers) + (self.longest if servers > 1 else 0))
 
-    def add_episode(self, count: int, final: int) -> None:
-        """Counts an episode of so many rows and final rows."""
-        self.episodes += 1
-        self.rows += count
-        self.steps += count - final
-        self.longest = max(self.longest, count)
-
     def add(self, block: Mapping[str, NDArray[Any]]) -> None:
         """Counts the rows of a block."""
         begins = np.flatnonzero(block["first"])
@@ -104,7 +92,7 @@ def read(source: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         MissingExtraError: The package of the format is not installed.
     """
     for episode in rows.regroup(_blocks(source)):
-        yield rows.nested({name: array for name, array in episode.items() if name not in ("first", "episode")})
+        yield structures.unflatten({name: array for name, array in episode.items() if name not in ("first", "episode")})
 
 
 def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]], **options: Any) -> Counts:
@@ -134,7 +122,7 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
 
     def counted(blocks: Iterable[rows.Block]) -> Iterator[rows.Block]:
         for block in blocks:
-            counts.add_episode(len(block["final"]), int(np.count_nonzero(block["final"])))
+            counts.add(block | {"first": np.arange(len(block["final"])) == 0})
             yield block
 
     blocks = (rows.of_episode(name, number, episode) for number, episode in enumerate(given()))
@@ -152,13 +140,7 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
 
 
 def export_table(
-    replay: innet.Replay,
-    table: str,
-    target: str | os.PathLike[str],
-    *,
-    action_space: gymnasium.spaces.Space[Any] | None = None,
-    timeout: float | None = 60.0,
-    **options: Any,
+    replay: innet.Replay, table: str, target: str | os.PathLike[str], *, timeout: float | None = 60.0, **options: Any
 ) -> Counts:
     """Writes all steps of a table to a data set, while the table is in use, without priorities.
 
@@ -166,37 +148,17 @@ def export_table(
         replay: The memory.
         table: Name of the table.
         target: Name of the data set.
-        action_space: Space of the environment's actions. A table of Stable-Baselines3 has them as `scaled_action`, in
-            [-1, 1]: they are written as `action`, in this space's units.
         timeout: Seconds that each part may wait for a server.
         **options: As in `write`.
 
     Raises:
         ReplayError: As in `Replay.episodes` and `write`.
     """
-    columns = replay.table(table, timeout).columns
-    if "episode" in columns:
+    if "episode" in replay.table(table, timeout).columns:
         raise errors.SchemaError(
             f"table {table!r} has a column 'episode', which is the number of an episode in a data set"
         )
-    episodes: Any = replay.episodes(table, timeout)
-    if actions.SCALED in columns and action_space is not None:
-        actions.bounds(action_space)
-        episodes = (_unscaled(dict(episode.items()), action_space) for episode in episodes)
-    elif actions.SCALED in columns and os.fspath(target).startswith("minari:"):
-        raise errors.SchemaError(f"table {table!r}: {actions.REMEDY}")
-    if action_space is not None and (actions.SCALED not in columns or os.fspath(target).startswith("minari:")):
-        options["action_space"] = action_space
-    return write(target, episodes, **options)
-
-
-def _unscaled(episode: dict[str, Any], space: gymnasium.spaces.Space[Any]) -> dict[str, Any]:
-    """An episode with the action in the space's units, in its place."""
-    action = actions.unscaled(episode[actions.SCALED], episode["final"], space)
-    return {
-        "action" if name == actions.SCALED else name: action if name == actions.SCALED else array
-        for name, array in episode.items()
-    }
+    return write(target, cast(Iterator[Mapping[str, Any]], replay.episodes(table, timeout)), **options)
 
 
 def import_table(
@@ -205,7 +167,6 @@ def import_table(
     source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str] | None = None,
-    action_space: gymnasium.spaces.Space[Any] | None = None,
     view: View | None = None,
     priority: float | None = None,
     timeout: float | None = 60.0,
@@ -224,8 +185,6 @@ def import_table(
         table: Name of an existing table.
         source: Name of the data set.
         columns: Columns of the table to columns of the data set, where the names differ: `{"frame": "observation"}`.
-        action_space: Space of the data set's actions, for a table of Stable-Baselines3, whose `scaled_action` is the
-            data set's `action` scaled from it to [-1, 1].
         view: View of the items; `None` is the table's.
         priority: Priority of all items, before the exponent; `None` is the largest of the table.
         timeout: Seconds to wait until the table accepts the next steps.
@@ -240,15 +199,7 @@ def import_table(
     name = os.fspath(source)
     definition = replay.table(table, timeout)
     if checked is None:
-        checked = check(
-            definition,
-            name,
-            columns=columns,
-            action_space=action_space,
-            view=view,
-            priority=priority,
-            convert=convert,
-        )
+        checked = check(definition, name, columns=columns, view=view, priority=priority, convert=convert)
     servers = number_of_servers(replay, timeout)
     if checked.capacity(servers) > definition.capacity:
         raise errors.SchemaError(
@@ -258,9 +209,7 @@ def import_table(
     stored = Counts()
     before = _inserted(replay, table, timeout)
     try:
-        dropped = _append(
-            replay, definition, name, columns or {}, action_space, view, priority, timeout, convert, stored, servers
-        )
+        dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, convert, stored, servers)
     except (errors.ReplayError, KeyboardInterrupt):
         # Not what was appended: a writer holds steps that its table has not accepted.
         try:
@@ -287,21 +236,11 @@ def check(
     source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str] | None = None,
-    action_space: gymnasium.spaces.Space[Any] | None = None,
     view: View | None = None,
     priority: float | None = None,
     convert: Convert | None = None,
 ) -> Counts:
-    """Reads a data set as `import_table` does, into a scratch table that is then dropped.
-
-    Args:
-        table: Definition of the table.
-        source: As in `import_table`, as are all others.
-        columns: As there.
-        action_space: As there.
-        view: As there.
-        priority: As there.
-        convert: As there.
+    """Reads a data set as `import_table` does, into a scratch table of the same definition that is then dropped.
 
     Raises:
         SchemaError: The data set lacks a column, or has another shape or values that do not fit. `columns` names one
@@ -310,7 +249,7 @@ def check(
     """
     counts = Counts()
     with innet.Memory(_scratch(table)) as scratch:
-        _append(scratch, table, os.fspath(source), columns or {}, action_space, view, priority, None, convert, counts)
+        _append(scratch, table, os.fspath(source), columns or {}, view, priority, None, convert, counts)
     return counts
 
 
@@ -319,7 +258,6 @@ def _append(
     definition: innet.Table,
     source: str,
     columns: Mapping[str, str],
-    action_space: gymnasium.spaces.Space[Any] | None,
     view: View | None,
     priority: float | None,
     timeout: float | None,
@@ -333,10 +271,6 @@ def _append(
     """
     for unknown in columns.keys() - definition.columns.keys():
         raise rows.no_column(f"table {definition.name!r}", unknown, definition.columns, ", which `columns` names")
-    if action_space is not None:
-        if actions.SCALED not in definition.columns:
-            raise rows.no_column(f"table {definition.name!r}", actions.SCALED, definition.columns, " for action_space=")
-        columns = {actions.SCALED: "action", **columns}
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(replay.writer(definition.name, 1, view, name="import", server=server, timeout=timeout))
@@ -346,8 +280,6 @@ def _append(
         now = 0
         named = {columns.get(name, name) for name in definition.columns}
         blocks = _blocks(source, {*named, *rows.FLAGS, "first", "episode"})
-        if action_space is not None:
-            blocks = actions.scaled(source, blocks, columns[actions.SCALED], action_space)
         for block in blocks if convert is None else convert(blocks):
             fitting = rows.fit(source, block, definition, columns)
             for piece in rows.pieces(fitting, _PIECE, by_episode=servers > 1):
@@ -356,7 +288,7 @@ def _append(
                     now = written.index(min(written))
                 if priority is not None:
                     piece["priority"] = np.full(size, priority)
-                steps = rows.nested({name: array[:, None] for name, array in piece.items()})
+                steps = structures.unflatten({name: array[:, None] for name, array in piece.items()})
                 try:
                     writers[now].extend(**steps, timeout=timeout)
                 except errors.SchemaError as error:
@@ -405,8 +337,12 @@ def _blocks(source: str | os.PathLike[str], wanted: Container[str] | None = None
 
 def _format(name: str) -> tuple[Any, str]:
     """The module of a data set's format, and the data set's name there."""
-    formats = {"minari": name.startswith("minari:"), "parquet": name.endswith(".parquet"), "npz": name.endswith(".npz")}
-    for module, is_this in formats.items():
-        if is_this:
-            return importlib.import_module(f"innet_drl.datasets.{module}"), name.removeprefix("minari:")
-    raise errors.ConfigError(f"a data set is named *.parquet, *.npz or minari:NAME, got {name!r}")
+    if name.startswith("minari:"):
+        from innet_drl.datasets import minari
+
+        return minari, name.removeprefix("minari:")
+    if name.endswith(".parquet"):
+        from innet_drl.datasets import parquet
+
+        return parquet, name
+    raise errors.ConfigError(f"a data set is named *.parquet or minari:NAME, got {name!r}")

@@ -24,7 +24,7 @@ from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_dataset import parse_dataset_id
 from numpy.typing import NDArray
 
-from innet_drl import errors
+from innet_drl import errors, structures
 from innet_drl.datasets import rows
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
             f"there are {', '.join(first)}"
         )
     if "env" not in options:
-        shape = rows.nested(first)
+        shape = structures.unflatten(first)
         options.setdefault("observation_space", _space(shape["observation"]))
         options.setdefault("action_space", _space(shape["action"]))
 
@@ -128,7 +128,7 @@ def read(name: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
     shortened = 0
     for number, episode in enumerate(minari.load_dataset(name).iterate_episodes()):
         steps = len(episode.rewards)
-        block = {column: np.asarray(array) for column, array in rows.flat(_columns(episode)).items()}
+        block = {column: np.asarray(array) for column, array in structures.flatten(_columns(episode)).items()}
         observed = next((len(array) for column, array in block.items() if column.startswith("observation")), 0)
         for column, array in block.items():
             expected = observed if column.startswith("observation") else steps
@@ -163,7 +163,7 @@ def _columns(episode: Any) -> dict[str, Any]:
 
 def _infos(infos: Any, steps: int) -> dict[str, NDArray[Any]]:
     """Arrays of the infos that have a value for each step, and no name of the data set's own columns."""
-    arrays = rows.flat(infos or {})
+    arrays = structures.flatten(infos or {})
     return {
         name: array[len(array) - steps :]
         for name, array in arrays.items()
@@ -187,23 +187,15 @@ def _buffer(block: rows.Block) -> EpisodeBuffer:
         for name, array in block.items()
         if name.partition("/")[0] not in (*_NAMES, *rows.FLAGS, "episode")
     }
-    values = rows.nested({name: array for name, array in block.items() if name.partition("/")[0] in _NAMES})
+    values = structures.unflatten({name: array for name, array in block.items() if name.partition("/")[0] in _NAMES})
     return EpisodeBuffer(
         observations=values["observation"],
-        actions=_first_rows(values["action"], steps),
+        actions=structures.at_index(values["action"], slice(steps)),
         rewards=values["reward"][:steps],
         terminations=block["terminated"][:steps],
         truncations=block["truncated"][:steps],
-        infos=rows.nested(extra, tuples=False),
+        infos=structures.unflatten(extra, tuples=False),
     )
-
-
-def _first_rows(values: Any, count: int) -> Any:
-    if isinstance(values, dict):
-        return {name: _first_rows(part, count) for name, part in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_first_rows(part, count) for part in values)
-    return values[:count]
 
 
 def _space(values: Any) -> gymnasium.Space[Any]:

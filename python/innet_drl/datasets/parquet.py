@@ -4,19 +4,15 @@ A column of numbers is a column of them. An array of bytes (uint8, int8) is a fi
 where it would encode each element of a list as four bytes; other arrays are fixed-size lists. The file's metadata have
 dtypes and shapes under `innet_drl`. Other files may have lists, binaries and tensors of any of Arrow's kinds.
 
-Parquet's page checksums leave out headers and the footer. So a file has, between the last row group and the footer,
-where other readers do not look, a `_GROUP` for each row group and a `_SEAL`.
+Each page has a checksum, which a reader compares. It leaves out headers and the footer, as Parquet's format does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import json
 import math
 import os
-import struct
 from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
 
@@ -30,11 +26,6 @@ from innet_drl.datasets import rows
 from innet_drl.errors import SchemaError
 
 _KEY = b"innet_drl"
-_SEALED = b"innet_drl seal 1"
-_SEAL = struct.Struct("<I32s16s")
-"""Number of row groups, SHA-256 digest of their `_GROUP`s and the footer, and `_SEALED`."""
-_GROUP = struct.Struct("<Q32s")
-"""End of a row group in the file, and SHA-256 digest of its bytes."""
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 16 << 20
 """Unpacked bytes of a row group, and of what is held in memory."""
@@ -45,38 +36,33 @@ def write(path: str, blocks: Iterable[rows.Block]) -> None:
     """Writes the rows, and replaces the file once they are complete."""
     part = f"{path}.part"
     with contextlib.ExitStack() as stack:
-        file: IO[bytes] | None = None
-        # What pyarrow has written since the last row group.
-        sink = io.BytesIO()
+        writer: pq.ParquetWriter | None = None
         held: list[rows.Block] = []
-        count, groups = 0, b""
+        count = 0
         for block in blocks:
-            if file is None:
+            if writer is None:
                 file = stack.enter_context(open(part, "wb"))
                 stack.callback(_unlink, part)
-                writer = _writer(sink, block)
+                writer = stack.enter_context(_writer(file, block))
                 row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
                 most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
             for piece in rows.pieces(block, most):
                 held.append(piece)
                 count += len(piece["final"])
                 if count >= most:
-                    groups += _write_group(writer, held, sink, file)
+                    _write_group(writer, held)
                     count = 0
-        assert file is not None, "there is at least one block"
+        assert writer is not None, "there is at least one block"
         if held:
-            groups += _write_group(writer, held, sink, file)
+            _write_group(writer, held)
         writer.close()
-        footer = sink.getvalue()
-        digest = hashlib.sha256(groups + footer).digest()
-        file.write(groups + _SEAL.pack(len(groups) // _GROUP.size, digest, _SEALED) + footer)
         file.close()
         os.replace(part, path)
 
 
-def _writer(sink: io.BytesIO, block: rows.Block) -> pq.ParquetWriter:
+def _writer(file: IO[bytes], block: rows.Block) -> pq.ParquetWriter:
     return pq.ParquetWriter(
-        sink,
+        file,
         _schema(block),
         compression="zstd",
         compression_level=1,
@@ -85,16 +71,10 @@ def _writer(sink: io.BytesIO, block: rows.Block) -> pq.ParquetWriter:
     )
 
 
-def _write_group(writer: pq.ParquetWriter, held: list[rows.Block], sink: io.BytesIO, file: IO[bytes]) -> bytes:
-    """Writes a row group, and returns its end and digest."""
+def _write_group(writer: pq.ParquetWriter, held: list[rows.Block]) -> None:
     arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in held[0]]
     held.clear()
     writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
-    group = sink.getvalue()
-    sink.seek(0)
-    sink.truncate()
-    file.write(group)
-    return _GROUP.pack(file.tell(), hashlib.sha256(group).digest())
 
 
 def _unlink(path: str) -> None:
@@ -104,10 +84,7 @@ def _unlink(path: str) -> None:
 
 def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
     """The rows of a file, some thousand at a time. `wanted` has the columns to read, `None` all."""
-    with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(open(path, "rb"))
-        digests = _digests(raw)
-        file = stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         known: dict[str, Any] = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
         groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
         # Of other files the size before compression, which dictionaries may have made smaller.
@@ -120,8 +97,6 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
         begin = 0
         # One group at a time: a reader of several holds on to those that it has read.
         for number, group in enumerate(groups):
-            if digests is not None:
-                _check(raw, number, digests)
             count = 0
             for batch in file.iter_batches(batch_size=most, row_groups=[number], columns=read):
                 yield unread | {
@@ -133,37 +108,6 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
             begin += count
         if begin != file.metadata.num_rows:
             raise ValueError(f"it has {begin} of its {file.metadata.num_rows} rows")
-
-
-def _digests(file: IO[bytes]) -> list[tuple[int, bytes]] | None:
-    """Ends and digests of the row groups, if the file has them, once they and the footer are checked."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 8))
-    footer_bytes = int.from_bytes(file.read(4), "little") + 8
-    seal_at = size - footer_bytes - _SEAL.size
-    if seal_at < 0:
-        return None
-    file.seek(seal_at)
-    count, digest, mark = _SEAL.unpack(file.read(_SEAL.size))
-    if mark != _SEALED:
-        return None
-    footer = file.read()
-    begin = seal_at - count * _GROUP.size
-    # The footer has more bytes for each group.
-    if begin >= 0 and count * _GROUP.size <= len(footer):
-        file.seek(begin)
-        groups = file.read(seal_at - begin)
-        if hashlib.sha256(groups + footer).digest() == digest:
-            return list(_GROUP.iter_unpack(groups))
-    raise ValueError("its footer does not match its digest")
-
-
-def _check(file: IO[bytes], group: int, digests: list[tuple[int, bytes]]) -> None:
-    end, digest = digests[group]
-    begin = digests[group - 1][0] if group else 0
-    file.seek(begin)
-    if hashlib.sha256(file.read(end - begin)).digest() != digest:
-        raise ValueError(f"row group {group} does not match its digest")
 
 
 def _schema(block: rows.Block) -> pa.Schema:

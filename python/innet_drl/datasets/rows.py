@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import errors
-from innet_drl.datasets import actions
+from innet_drl import errors, structures
 
 Block = dict[str, NDArray[Any]]
 """Consecutive rows by column: each array has an element for each row."""
@@ -24,45 +19,8 @@ Block = dict[str, NDArray[Any]]
 FLAGS = ("terminated", "truncated", "final")
 UNREAD: NDArray[Any] = np.empty(0)
 """Placeholder of a column that was not read, so that errors can name all columns of a file."""
-_DAMAGES = (
-    *(OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
-)
-"""Exceptions that a damaged file raises. RuntimeError is the one of h5py, and zipfile's for a member that is marked as
-encrypted; SyntaxError and TokenError come from NumPy's parser of headers."""
-
-
-def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Arrays by the path to them: `observation/camera`."""
-    arrays: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, tuple):
-            value = {str(index): part for index, part in enumerate(value)}
-        if isinstance(value, Mapping):
-            arrays |= flat(value, f"{path}{name}/")
-        else:
-            arrays[f"{path}{name}"] = value
-    return arrays
-
-
-def nested(arrays: Mapping[str, Any], *, tuples: bool = True) -> dict[str, Any]:
-    """Dictionaries, and `tuples` where the parts are numbered, of arrays with slashes in their names."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split("/")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = array
-
-    def with_tuples(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        parts = {name: with_tuples(part) for name, part in value.items()}
-        numbered = tuples and list(parts) == [str(index) for index in range(len(parts))]
-        return tuple(parts.values()) if numbered else parts
-
-    return {name: with_tuples(value) for name, value in tree.items()}
+_DAMAGES = (OSError, ValueError, TypeError, LookupError, RuntimeError)
+"""Exceptions that a damaged file raises in pyarrow and h5py."""
 
 
 def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
@@ -74,7 +32,7 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
     # Batches are mappings without being registered as such.
     block = {
         name: _native(np.asarray(array))
-        for name, array in flat(dict(episode.items())).items()
+        for name, array in structures.flatten(dict(episode.items())).items()
         if name not in ("first", "episode")
     }
     for flag in ("terminated", "truncated"):
@@ -199,16 +157,14 @@ def regroup(blocks: Iterable[Block]) -> Iterator[Block]:
     held: list[Block] = []
 
     def episode() -> Block:
-        return {name: np.concatenate([block[name] for block in held]) for name in held[0]}
+        return {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
 
     for block in blocks:
-        cuts = [*np.flatnonzero(block["first"]), len(block["first"])]
-        if cuts[0] > 0:
-            held.append(_rows(block, 0, cuts[0]))
-        for begin, end in itertools.pairwise(cuts):
-            if held:
+        for piece in pieces(block, len(block["first"]), by_episode=True):
+            if held and piece["first"][0]:
                 yield episode()
-            held = [_rows(block, begin, end)]
+                held = []
+            held.append(piece)
     if held:
         yield episode()
 
@@ -242,10 +198,7 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
     for name, column in table.columns.items():
         theirs = names.get(name, name)
         if theirs not in block:
-            use = f" for table {table.name!r}"
-            if name == actions.SCALED and "action" in block:
-                use += f" ({actions.REMEDY})"
-            raise no_column(source, theirs, block, use)
+            raise no_column(source, theirs, block, f" for table {table.name!r}")
         array = block[theirs]
         if array.dtype.kind in "OU":
             # Texts, which a writer makes bytes of.

@@ -39,29 +39,6 @@ TLS_CA = "INNET_TLS_CA"
 RACK = "INNET_RACK"
 """Environment variable with the rack of this rank: ranks of a rack share a server below a common parent."""
 
-GLOO_COLLECTIVES = (
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allreduce_coalesced",
-    "allreduce_sparse",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "scatter",
-    "send",
-)
-"""Collectives that are forwarded to Gloo."""
-
 
 class SumWork(Work):
     """A sum in progress in the backend's thread."""
@@ -112,14 +89,7 @@ class SumWork(Work):
 
 
 class InnetBackend(C10DBackend):
-    """The backend of a process group; see the module.
-
-    Args:
-        store: Store of this group's ranks.
-        rank: This rank.
-        size: Number of ranks.
-        timeout: Timeout of each operation.
-    """
+    """The backend of a process group; see the module."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         try:
@@ -224,9 +194,9 @@ def _gloo_collective(name: str) -> Callable[..., Work]:
     return collective
 
 
-for _name in GLOO_COLLECTIVES:
-    # The set of collectives depends on the release of torch.
-    if hasattr(ProcessGroupGloo, _name):
+# The set of collectives depends on the release of torch: they are the methods that return a Work.
+for _name in dir(C10DBackend):
+    if (getattr(C10DBackend, _name).__doc__ or "").endswith("Work\n") and _name not in vars(InnetBackend):
         setattr(InnetBackend, _name, _gloo_collective(_name))
 
 

@@ -105,10 +105,9 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         while not group.wait(WAIT_SECONDS):
             waiting = f"waiting for the Ray cluster: {_lacking(wanted, here)}"
             if waiting != said:
-                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower actors", waiting)
+                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower actors (ray status)", waiting)
                 say(waiting)
                 said = waiting
-        logger.info("placed by Ray: %s", _placement(group, list(wanted)))
         placed = _Placed(group, wanted, full, here["NodeManagerAddress"])
         if "GPU" in wanted["learner"]:
             stack.enter_context(_reserved_gpus(placed))
@@ -153,36 +152,16 @@ def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
 
 
 def _lacking(wanted: Bundles, here: dict[str, Any]) -> str:
-    """Names the bundles that exceed the free resources, and what they wait for."""
     free, total = ray.available_resources(), ray.cluster_resources()
+    found = []
     for resource in ("GPU", "CPU"):
         needs = {name: bundle[resource] for name, bundle in wanted.items() if resource in bundle}
-        pinned = {name: need for name, need in needs.items() if name in HERE}
-        left, waiting = free.get(resource, 0.0), {}
-        for name, need in needs.items():
-            left -= need
-            if left < 0:
-                waiting[name] = need
-        if waiting:
-            return (
-                f"{_wait_for(waiting, resource)}: {free.get(resource, 0):g} of {total.get(resource, 0):g} are free, "
-                f"and the run needs {sum(needs.values()):g}"
+        if needs:
+            found.append(
+                f"{free.get(resource, 0):g} of {total.get(resource, 0):g} {resource} are free, and the run needs "
+                f"{sum(needs.values()):g}, of which {sum(needs.get(name, 0) for name in HERE):g} on this node"
             )
-    return f"{_wait_for(pinned, 'CPU')} on this node ({here['NodeManagerAddress']}), or others for as many on one node"
-
-
-def _wait_for(waiting: dict[str, float], resource: str) -> str:
-    names = list(waiting)
-    shown = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-    return f"{shown} {'waits' if len(names) == 1 else 'wait'} for {sum(waiting.values()):g} {resource}"
-
-
-def _placement(group: PlacementGroup, names: list[str]) -> str:
-    nodes: dict[str, list[str]] = {}
-    for index, node in placement_group_table(group)["bundles_to_node_id"].items():
-        nodes.setdefault(node, []).append(names[int(index)])
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return "; ".join(f"{', '.join(placed)} on {addresses.get(node, node)}" for node, placed in nodes.items())
+    return f"{', '.join(found)} ({here['NodeManagerAddress']})"
 
 
 @contextlib.contextmanager
@@ -242,9 +221,8 @@ class _Host:
         # Otherwise the child process would import Ray's main module.
         vars(sys.modules["__main__"]).pop("__file__", None)
         self._lock = threading.Lock()
-        self._runs = False
-        self._calls = self._batches = 0
-        self._last: list[Any] = []
+        self._calls = 0
+        self._messages: list[Any] = []
         self._launcher = LocalLauncher()
         self._process = (name, main, *arguments)
 
@@ -257,26 +235,22 @@ class _Host:
         node: str = ray.get_runtime_context().get_node_id()
         return node
 
-    def messages(self, received: int) -> tuple[int, list[Any]]:
-        """Waits for messages of the process; returns the number of their batch, and the messages. Starts it at first.
+    def messages(self, received: int) -> list[Any]:
+        """Waits for messages of the process after the first `received`, and returns them. Starts it at first.
 
-        A batch is repeated until a call confirms it by `received`, as a reply may be lost with a connection.
+        All are kept: a reply may be lost with a connection.
         """
         with self._lock:
-            if not self._runs:
+            if self._calls == 0:
                 self._launcher.start(*self._process)
-                self._runs = True
             self._calls += 1
             call = self._calls
         while True:
             with self._lock:
+                self._messages += [message for _, message in self._launcher.messages()]
                 # An earlier call, whose reply was lost, may still wait here.
-                if call != self._calls:
-                    return received, []
-                if received == self._batches and (found := [message for _, message in self._launcher.messages()]):
-                    self._batches, self._last = self._batches + 1, found
-                if received < self._batches:
-                    return self._batches, self._last
+                if len(self._messages) > received or call != self._calls:
+                    return self._messages[received:]
             time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
@@ -306,20 +280,19 @@ class RayLauncher(Launcher):
         except (ValueError, RayError) as error:
             raise ProcessError(f"{name} cannot be started by Ray: {_summary(error)}") from error
         self._hosts[name], self._nodes[name], self._started[name] = host, host.node.remote(), time.monotonic()
-        self._poll(name, 0)
+        self._received[name] = 0
+        self._poll(name)
 
-    def _poll(self, name: str, received: int) -> None:
-        self._received[name] = received
-        self._polls[self._hosts[name].messages.remote(received)] = name
+    def _poll(self, name: str) -> None:
+        self._polls[self._hosts[name].messages.remote(self._received[name])] = name
 
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call; processes of a dead node have ended."""
         received: list[tuple[str, Any]] = []
         for poll in self._ready(list(self._polls)):
-            name = self._polls.pop(poll)
-            batch, messages = self._received[name], []
+            name, messages = self._polls.pop(poll), []
             try:
-                batch, messages = ray.get(poll)
+                messages = ray.get(poll)
             except ActorUnavailableError:
                 # Ray does not know yet whether the node has died.
                 pass
@@ -329,7 +302,8 @@ class RayLauncher(Launcher):
             if messages and isinstance(messages[-1], Ended):
                 self._forget(name)
             else:
-                self._poll(name, batch)
+                self._received[name] += len(messages)
+                self._poll(name)
         self._name_unplaced()
         return received
 

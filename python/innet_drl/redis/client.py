@@ -17,13 +17,7 @@ READ_BYTES = 1 << 18
 
 
 def connect(address: str, password: str = "", **options: Any) -> redis.Redis:
-    """Makes a client.
-
-    Args:
-        address: `redis://host:port`.
-        password: Password of the Redis; empty for none.
-        options: Further arguments of redis-py, in place of the fastest ones.
-    """
+    """Makes a client of `redis://host:port`. Options are arguments of redis-py, in place of the fastest ones."""
     defaults = {
         "socket_timeout": ANSWER_SECONDS,
         "socket_read_size": READ_BYTES,

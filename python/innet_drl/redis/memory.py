@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.redis.messages import MessageFormat, MessageReader, message_format, views
-from innet_drl.redis.store import (
-    POLL_SECONDS,
-    RedisParameters,
-    RedisStore,
-    parse_address,
-)
+from innet_drl.redis.messages import MessageFormat, MessageReader, views
+from innet_drl.redis.store import POLL_SECONDS, RedisParameters, RedisStore, parse_address
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 from innet_drl.train.observe.metrics import ActorReport
@@ -34,13 +29,7 @@ logger = logging.getLogger(ReplayMemory.__module__)
 
 
 class RedisMemory(ReplayMemory):
-    """The memory of `redis://` addresses.
-
-    Args:
-        store: Connection to the Redis.
-        settings: The memory's settings.
-        own: The learner's own replay; `None` in other processes.
-    """
+    """The memory of `redis://` addresses, with the learner's own replay, which other processes have not."""
 
     in_learner = True
 
@@ -139,7 +128,8 @@ class RedisMemory(ReplayMemory):
 
 
 def _message_format(settings: MemorySettings) -> MessageFormat:
-    return message_format(settings, parse_address(settings.address)[1])
+    _, kind, transitions = parse_address(settings.address)
+    return kind(settings, transitions)
 
 
 class _Reports(RunPublisher):
@@ -157,11 +147,7 @@ class _Reports(RunPublisher):
 class RedisWriter:
     """An actor's writer, instead of `innet_drl.Writer`: collects rows in messages and pushes them.
 
-    Args:
-        store: Connection to the list.
-        messages: Format of the messages.
-        actor: Index of the actor.
-        most_waiting: Length of the list above which the actor waits.
+    The actor waits while the list is longer than `most_waiting`.
     """
 
     def __init__(self, store: RedisStore, messages: MessageFormat, actor: int, most_waiting: int) -> None:

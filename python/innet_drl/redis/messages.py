@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,23 +23,11 @@ from innet_drl.train.memory import MemorySettings
 StepRow = Mapping[str, NDArray[Any]]
 """One step of an actor's environments, named as the arguments of `innet.Writer.append`: arrays [N, ...]."""
 Arrays = dict[str, NDArray[Any]]
-MessageFormatName = Literal["frames", "stacks"]
 
 TRANSITIONS = 200
 """Transitions of a message, by default."""
 STACKS_SHARE = 0.9
 """Share of `max_bytes` for the steps of the learner's own replay of stacks."""
-
-
-@dataclass(frozen=True)
-class MessageOptions:
-    """Options of a `redis://` address, after its question mark."""
-
-    message: MessageFormatName = "frames"
-    """`frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole transitions of stacked
-    float32 observations."""
-    transitions: int = TRANSITIONS
-    """Transitions of one message; with `frames` rounded up to whole steps of an actor's environments."""
 
 
 def layout_of(columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> np.dtype[np.void]:
@@ -53,33 +41,16 @@ def views(layout: np.dtype[np.void], buffer: bytes | bytearray | memoryview) -> 
     return {name: whole[name].reshape(layout[name].shape) for name in layout.names or ()}
 
 
-def _own_table(
-    settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int, transitions: int
-) -> innet.Table:
-    """The run's table with other columns, and slack for whole messages in flight."""
+def _own_table(settings: MemorySettings, transitions: int, **changes: Any) -> innet.Table:
+    """The run's table with changes, and slack for whole messages in flight."""
     table = settings.table
     chunk = settings.config.chunk_steps * settings.config.environments
     extra_steps = settings.config.playing_actors * max(0, transitions - chunk)
-    return innet.Table(
-        table.name,
-        columns,
-        table.capacity,
-        capacity_bytes=capacity_bytes,
-        sampler=table.sampler,
-        priority_exponent=table.priority_exponent,
-        min_size=table.min_size,
-        samples_per_insert=table.samples_per_insert,
-        slack=table.slack + 2 * extra_steps * table.samples_per_insert,
-    )
+    return replace(table, slack=table.slack + 2 * extra_steps * table.samples_per_insert, **changes)
 
 
 class FrameFormat:
-    """Rows as the environments return them: each frame once, and compressed.
-
-    Args:
-        settings: Settings of the memory.
-        transitions: Transitions of a message, rounded up to whole rows.
-    """
+    """Rows as the environments return them: each frame once, and compressed. Messages have whole rows."""
 
     compressed = True
     """Messages are compressed with LZ4 for the transport."""
@@ -89,7 +60,7 @@ class FrameFormat:
         self.streams = settings.config.environments
         self.chunk_steps = settings.config.chunk_steps
         self.message_rows = math.ceil(transitions / self.streams)
-        self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes, transitions)
+        self.table = _own_table(settings, transitions)
         """Table of the learner's own replay."""
         self.view = settings.view
         """View with which batches are sampled from the table."""
@@ -167,11 +138,8 @@ class _FrameReader:
 class StackFormat:
     """Transitions of two whole observations in float32, with return, discount and priority, as in the paper.
 
-    Args:
-        settings: Settings of the memory.
-        transitions: Transitions of a message.
-        codec: Codec of the observations in the learner's replay. LZ4 stores the two observations of a Breakout
-            transition, 225,792 bytes, in 4 KB.
+    `codec` is that of the observations in the learner's replay: LZ4 stores the two observations of a Breakout
+    transition, 225,792 bytes, in 4 KB.
     """
 
     compressed = False
@@ -194,7 +162,7 @@ class StackFormat:
             "discount": innet.Column("float32"),
         }
         capacity_bytes = int(STACKS_SHARE * settings.config.max_bytes) if images else 0
-        self.table = _own_table(settings, columns, capacity_bytes, transitions)
+        self.table = _own_table(settings, transitions, columns=columns, capacity_bytes=capacity_bytes)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
         self.layout = layout_of(
@@ -307,8 +275,5 @@ MessageFormat = FrameFormat | StackFormat
 MessageBuilder = _FrameBuilder | _StackBuilder
 MessageReader = _FrameReader | _StackReader
 
-
-def message_format(settings: MemorySettings, options: MessageOptions) -> MessageFormat:
-    """Returns the format of a run's messages."""
-    kind = FrameFormat if options.message == "frames" else StackFormat
-    return kind(settings, options.transitions)
+FORMATS: dict[str, type[FrameFormat | StackFormat]] = {"frames": FrameFormat, "stacks": StackFormat}
+"""Formats by the option `message` of an address."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import lz4.block
@@ -20,15 +20,7 @@ import redis
 from numpy.typing import NDArray
 
 from innet_drl.redis.client import connect
-from innet_drl.redis.messages import (
-    TRANSITIONS,
-    Arrays,
-    MessageFormat,
-    MessageFormatName,
-    MessageOptions,
-    layout_of,
-    views,
-)
+from innet_drl.redis.messages import FORMATS, TRANSITIONS, Arrays, MessageFormat, layout_of, views
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 
 POLL_SECONDS = 0.01
@@ -63,7 +55,7 @@ class RedisStore:
     """
 
     def __init__(self, address: str, run: str, password: str, parameters: Mapping[str, NDArray[Any]]) -> None:
-        server, _ = parse_address(address)
+        server, *_ = parse_address(address)
         self.address = address
         self._experience = f"innet:{run}:experience"
         self._parameters = f"innet:{run}:parameters"
@@ -80,15 +72,6 @@ class RedisStore:
     def clear(self) -> None:
         """Removes the run's keys."""
         self._call(lambda: self._client.delete(self._experience, self._parameters, self._reports))
-
-    def push(self, message: bytes | bytearray) -> int:
-        """Appends a message, and returns the length of the list."""
-        # redis-py copies a value into its command, unless it is a memoryview.
-        return int(self._call(lambda: self._client.rpush(self._experience, memoryview(message))))
-
-    def waiting(self) -> int:
-        """Returns the length of the list."""
-        return int(self._call(lambda: self._client.llen(self._experience)))
 
     def pull(self, most: int = MAX_PULLED) -> list[bytes]:
         """Pops the oldest messages of the list; none if it is empty."""
@@ -120,17 +103,17 @@ class RedisStore:
         """Returns the parameters, or `None` if their version is not above `newer_than`."""
         version = layout_of(_VERSION)
         head = self._call(lambda: self._client.getrange(self._parameters, 0, version.itemsize - 1))
-        if not head or int(self._views(version, head)["version"]) <= newer_than:
+        if not head or int(self._views(version, head, self._parameters)["version"]) <= newer_than:
             return None
         value = self._call(lambda: self._client.get(self._parameters))
         if value is None:
             return None
-        tensors = self._views(self._layout, value)
+        tensors = self._views(self._layout, value, self._parameters)
         return RedisParameters(int(tensors.pop("version")), tensors)
 
-    def _views(self, layout: np.dtype[np.void], value: bytes) -> Arrays:
+    def _views(self, layout: np.dtype[np.void], value: bytes, what: str) -> Arrays:
         if len(value) != layout.itemsize:
-            raise self.foreign(f"{self._parameters} has {len(value):,} bytes instead of {layout.itemsize:,}")
+            raise self._foreign(f"{what} has {len(value):,} bytes instead of {layout.itemsize:,}")
         return views(layout, value)
 
     def send(self, messages: MessageFormat, message: bytearray, most_waiting: int) -> None:
@@ -138,10 +121,12 @@ class RedisStore:
 
         This backpressure makes actors follow the learner's replay ratio, and keeps the list short.
         """
-        waiting = self.push(lz4.block.compress(message, store_size=False) if messages.compressed else message)
+        # redis-py copies a value into its command, unless it is a memoryview.
+        value = memoryview(lz4.block.compress(message, store_size=False) if messages.compressed else message)
+        waiting = self._call(lambda: self._client.rpush(self._experience, value))
         while waiting > most_waiting:
             time.sleep(POLL_SECONDS)
-            waiting = self.waiting()
+            waiting = self._call(lambda: self._client.llen(self._experience))
 
     def unpack(self, messages: MessageFormat, message: bytes) -> Arrays:
         """Returns the arrays of a message from the list.
@@ -149,17 +134,14 @@ class RedisStore:
         Raises:
             ReplayMemoryError: The message has another format.
         """
-        size = messages.layout.itemsize
         if messages.compressed:
             try:
-                message = lz4.block.decompress(message, uncompressed_size=size)
+                message = lz4.block.decompress(message, uncompressed_size=messages.layout.itemsize)
             except lz4.block.LZ4BlockError as error:
-                raise self.foreign(f"a message of {len(message):,} bytes does not unpack") from error
-        if len(message) != size:
-            raise self.foreign(f"a message has {len(message):,} bytes instead of {size:,}")
-        return views(messages.layout, message)
+                raise self._foreign(f"a message of {len(message):,} bytes does not unpack") from error
+        return self._views(messages.layout, message, "a message")
 
-    def foreign(self, what: str) -> ReplayMemoryError:
+    def _foreign(self, what: str) -> ReplayMemoryError:
         """Makes the error of a value that this run did not write."""
         return ReplayMemoryError(
             f"{self.address} holds something that this run did not write ({what}): choose another folder, whose last "
@@ -185,8 +167,8 @@ class RedisStore:
             raise ReplayMemoryError(f"the Redis at {self.address} refused a command ({error})") from error
 
 
-def parse_address(address: str) -> tuple[str, MessageOptions]:
-    """Returns the address of the Redis, and the options after the question mark.
+def parse_address(address: str) -> tuple[str, type[MessageFormat], int]:
+    """Returns the address of the Redis, and the format and the transitions of a message, options after a question mark.
 
     Raises:
         ConfigurationError: The address or an option is invalid.
@@ -206,10 +188,9 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
         raise ConfigurationError(f"replay {address}: the path after the port is the number of a database")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     message, transitions = given.pop("message", "frames"), given.pop("transitions", str(TRANSITIONS))
-    if given or message not in get_args(MessageFormatName) or not transitions.isdecimal() or int(transitions) < 1:
+    if given or message not in FORMATS or not transitions.isdecimal() or int(transitions) < 1:
         raise ConfigurationError(
-            f"replay {address}: the options are message={' or '.join(get_args(MessageFormatName))} and transitions, at "
+            f"replay {address}: the options are message={' or '.join(FORMATS)} and transitions, at "
             f"least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}"
         )
-    server = urlunsplit(parts._replace(query="", fragment=""))
-    return server, MessageOptions(cast("MessageFormatName", message), int(transitions))
+    return urlunsplit(parts._replace(query="", fragment="")), FORMATS[message], int(transitions)

@@ -10,6 +10,7 @@
 | --- | --- |
 | `buffer` | `InnetReplayBuffer` |
 | `algorithms` | `PrioritizedDQN`, `PrioritizedSAC` |
+| `stream` | the steps on their way into the table |
 | `processes` | `collect` and `train` in processes of their own |
 """
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import logging
 import math
-import os
-import socket
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,19 +20,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 import innet_drl as innet
 from innet_drl import errors
+from innet_drl.sb3.stream import Observation, Stream
+from innet_drl.structures import check_part, map_leaves
 
-logger = logging.getLogger(__name__)
-
-Observation = NDArray[Any] | dict[str, NDArray[Any]]
-
-_CHUNK_STEPS = 8
-"""Steps in a chunk: a compromise of bytes, and of the time until a step can be sampled."""
-_UNCONFIRMED_STEPS = 32
-"""Steps of an environment that a server may not have confirmed: with the newest one, what a blocked collector loses."""
-_LAST_S = 5.0
-"""Seconds in which a process that ends sends its newest steps."""
-_OPENED = ("_replay", "_stream")
-"""Attributes that an unpickled buffer sets anew."""
+_LARGEST_SCALED = 1.0 + 1e-5
+"""Bound of actions that SB3 scales to [-1, 1], with their rounding."""
 
 
 class WeightedSamples(ReplayBufferSamples):
@@ -55,106 +43,6 @@ class WeightedDictSamples(DictReplayBufferSamples):
     ids: NDArray[np.uint64]
 
 
-@dataclasses.dataclass
-class _Transition:
-    """One step of every environment."""
-
-    row: dict[str, Any]
-    next_observation: Observation
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-
-
-class _Stream:
-    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on.
-
-    Args:
-        replay: The memory of this process, or the client of a server.
-        table: Definition of the table.
-        environments: Environments of each step.
-        timeout: Seconds that a call waits.
-    """
-
-    def __init__(self, replay: innet.Replay, table: innet.Table, environments: int, timeout: float) -> None:
-        self._replay, self._table, self._environments, self._timeout = replay, table, environments, timeout
-        self._pending: _Transition | None = None
-        self._unconfirmed = 0
-        self._waits = False
-        self._writer = self._open()
-
-    def _open(self) -> innet.Writer:
-        # Whole chunks are evicted: a chunk is a small part of an environment's steps.
-        chunk_steps = max(1, min(_CHUNK_STEPS, self._table.capacity // self._environments // 16))
-        return self._replay.writer(
-            self._table.name,
-            self._environments,
-            self._table.view,
-            name=f"collector {socket.gethostname()} {os.getpid()}",
-            chunk_steps=chunk_steps,
-            timeout=self._timeout,
-        )
-
-    def _retried(self, call: Callable[[], None]) -> None:
-        """Calls, and once more with a new writer where the server was restarted."""
-        self._waits = True
-        try:
-            call()
-        except (errors.ExpiredError, errors.UnknownTableError) as error:
-            logger.warning("the server has lost this writer's newest steps, and collecting goes on: %s", error)
-            self._replay.create_table(self._table, self._timeout)
-            self._writer = self._open()
-            call()
-        self._waits = False
-
-    def put(self, step: _Transition) -> None:
-        """Takes a step; the one before it is appended."""
-        # A memory of this process takes steps at once: a flush would only make chunks shorter.
-        if self._unconfirmed >= _UNCONFIRMED_STEPS and not isinstance(self._replay, innet.Memory):
-            self._confirm()
-        self._complete(step.row["observation"])
-        self._pending = step
-
-    def flush(self) -> None:
-        """Appends and sends everything; episodes end with it."""
-        self._complete(None)
-        self._confirm()
-
-    def _confirm(self) -> None:
-        self._retried(lambda: self._writer.flush(self._timeout))
-        self._unconfirmed = 0
-
-    def close(self) -> None:
-        """Appends and sends everything, if the writer is still open.
-
-        It waits for at most `_LAST_S` seconds, and not at all after a wait that failed or was interrupted.
-        """
-        lost = self._unconfirmed + (self._pending is not None)
-        self._timeout = 0.0 if self._waits else min(self._timeout, _LAST_S)
-        try:
-            self._complete(None)
-            self._writer.close(self._timeout)
-        except errors.ReplayError as error:
-            if lost:
-                logger.warning("the newest steps of each environment are lost, at most %d: %s", lost, error)
-
-    def _complete(self, following: Observation | None) -> None:
-        """Appends the pending step. Episodes that `following` does not continue end with it, truncated."""
-        step = self._pending
-        if step is None:
-            return
-        ended = step.terminated | step.truncated
-        continues = np.zeros_like(ended) if following is None else _equal(step.next_observation, following)
-        truncated = step.truncated | ~(ended | continues)
-        columns: dict[str, Any] = dict(step.row)
-        if (ended | truncated).any():
-            columns["final_observation"] = step.next_observation
-        ends = {"terminated": step.terminated, "truncated": truncated}
-        self._retried(lambda: self._writer.append(timeout=self._timeout, **ends, **columns))
-        # Only now: after an error the step is tried again.
-        self._pending = None
-        self._unconfirmed += 1
-
-
 class InnetReplayBuffer(ReplayBuffer):
     """A replay buffer in this process or on a server, for `replay_buffer_class`.
 
@@ -164,6 +52,7 @@ class InnetReplayBuffer(ReplayBuffer):
     the middle of an episode (a second `learn`) complete them at once: the episode counts as truncated there.
 
     Steps are read by `buffer.replay.episodes(buffer.table.name)`: there are no arrays `observations`, `actions`, ...
+    SB3's algorithms scale the actions of a Box to [-1, 1]; the table has them in the environment's units.
 
     Args:
         buffer_size: Steps, of all environments together.
@@ -220,10 +109,9 @@ class InnetReplayBuffer(ReplayBuffer):
         # Not `ReplayBuffer.__init__`, which allocates its arrays.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.n_steps, self.gamma, self.beta = n_steps, gamma, beta
-        self._address, self._connection, self.timeout = address, dict(connection or {}), timeout
+        self.n_steps, self.beta = n_steps, beta
+        self.address, self._connection, self.timeout = address, dict(connection or {}), timeout
         if address is None and (samples_per_insert or connection or min_size != 1):
             raise errors.ConfigError(
                 "connection, samples_per_insert and min_size need an address: in one process, gradient_steps and "
@@ -248,10 +136,14 @@ class InnetReplayBuffer(ReplayBuffer):
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.
             view=innet.NStep(n=n_steps, gamma=gamma if n_steps > 1 else 1.0),
         )
-        flags = {name: innet.Column("bool") for name in ("done", "infos")}
-        columns = {**self.table.columns, **flags}
-        self._layout = {name: (np.dtype(column.dtype), column.shape) for name, column in columns.items()}
-        self._stream: _Stream | None = None
+        columns = {name: (np.dtype(column.dtype), column.shape) for name, column in self.table.columns.items()}
+        self._layout = columns | {name: (np.dtype(bool), ()) for name in ("done", "infos")}
+        # Middle and half of the range of actions that SB3 scales.
+        self._units: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+        if isinstance(action_space, spaces.Box):
+            low, high = (bound.astype(np.float64) for bound in (action_space.low, action_space.high))
+            self._units = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+        self._stream: Stream | None = None
         self._replay: innet.Replay | None = None
         self._open(None)
 
@@ -259,15 +151,10 @@ class InnetReplayBuffer(ReplayBuffer):
     def replay(self) -> innet.Replay:
         """The memory of this process, or the client of the server."""
         if self._replay is None:
-            assert self._address is not None
+            assert self.address is not None
             settings = {"timeout": self.timeout, **self._connection}
-            self._replay = innet.connect(self._address, tables=[self.table], **settings)
+            self._replay = innet.connect(self.address, tables=[self.table], **settings)
         return self._replay
-
-    @property
-    def _action(self) -> str:
-        """Column of the actions. SB3's algorithms scale those of a Box to [-1, 1] before `add`."""
-        return "scaled_action" if isinstance(self.action_space, spaces.Box) else "action"
 
     def _columns(self) -> dict[str, Any]:
         space, shapes = self.observation_space, self.obs_shape
@@ -275,37 +162,32 @@ class InnetReplayBuffer(ReplayBuffer):
         if isinstance(space, spaces.Dict):
             # SB3 annotates them as one shape.
             for key, shape in cast(dict[str, tuple[int, ...]], shapes).items():
-                if not key or "/" in key or key.isdigit():
-                    raise errors.ConfigError(
-                        f"the part {key!r} of the observation space names a column: rename it, with no slash and not "
-                        "only digits"
-                    )
+                check_part(key, "the observation space")
                 columns[f"observation/{key}"] = (space[key].dtype, shape)
         else:
             columns["observation"] = (space.dtype, shapes)
-        columns[self._action] = (self._maybe_cast_dtype(self.action_space.dtype), (self.action_dim,))
-        return columns | {"reward": "float32"}
+        action = self.action_space
+        dtype = np.float32 if isinstance(action, spaces.Box) else action.dtype
+        return columns | {"action": (dtype, action.shape), "reward": "float32"}
 
     def _open(self, snapshot: bytes | None) -> None:
         """Makes the memory of this process, with the content of a snapshot. A server is connected to later."""
-        self._sampled = False
         self._stream = self._replay = None
-        if self._address is not None:
+        if self.address is not None:
             return
         # SB3 seeds NumPy's global generator before it makes the buffer.
         seed = int(np.random.randint(2**31))  # noqa: NPY002
-        memory = innet.Memory(() if snapshot else self.table, seed=seed)
+        self._replay = memory = innet.Memory(() if snapshot else self.table, seed=seed)
         if snapshot:
             with tempfile.TemporaryDirectory(prefix="innet-") as folder:
                 path = Path(folder) / "replay"
                 path.write_bytes(snapshot)
                 memory.restore(path)
-        self._replay = memory
 
-    def _opened(self) -> _Stream:
+    def _opened(self) -> Stream:
         if self._stream is None:
-            self._stream = _Stream(self.replay, self.table, self.n_envs, self.timeout)
-            if self._address is not None:
+            self._stream = Stream(self.replay, self.table, self.n_envs, self.timeout)
+            if self.address is not None:
                 # A process that collects and ends sends its newest steps.
                 weakref.finalize(self, self._stream.close)
         return self._stream
@@ -324,44 +206,50 @@ class InnetReplayBuffer(ReplayBuffer):
         Args:
             obs: Observations (n_envs, ...), or a dictionary of them. Parts that its space lacks are ignored.
             next_obs: Observations after the step: at an episode's end its last one.
-            action: Actions (n_envs, ...).
+            action: Actions (n_envs, ...); of a Box scaled to [-1, 1], as `policy.scale_action` of SB3 does.
             reward: Rewards (n_envs,).
             done: Whether an episode ended.
             infos: With `TimeLimit.truncated` where it was cut off.
 
         Raises:
             innet_drl.SchemaError: Another shape than the space's, a part that is missing, NaN, or numbers that the
-                space's dtype cannot hold, such as pixels in [0, 1]; nothing is stored.
+                space's dtype cannot hold, such as pixels in [0, 1], or an action outside [-1, 1]; nothing is stored.
             innet_drl.ReplayError: A server that does not answer. This step is not stored, and the next call tries the
                 one before it again.
         """
-        if self._stream is None and self.size():
-            self._adapt(np.size(reward))
-        done = self._column("done", done)
+        if self._stream is None and self.size() and (count := np.size(reward)) not in (0, self.n_envs):
+            # The first step after a load, which may have another number of environments: the saved episodes have ended.
+            self.buffer_size = max(self.table.capacity // count, 1)
+            self.pos = min(self.pos * self.n_envs // count, self.buffer_size - 1)
+            self.n_envs = count
+        terminated = done = self._column("done", done)
         truncated = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination and (done.any() or len(infos) != self.n_envs):
+        if self.handle_timeout_termination and (np.logical_or.reduce(done) or len(infos) != self.n_envs):
             truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
+            terminated = done & ~truncated
         row = {
             "observation": self._shaped(obs),
-            self._action: self._column(self._action, action),
+            "action": self._unscaled(self._column("action", action)),
             "reward": self._column("reward", reward),
+            "terminated": terminated,
+            "truncated": truncated,
+            "final_observation": self._shaped(next_obs),
         }
-        self._opened().put(_Transition(row, self._shaped(next_obs), done & ~truncated, truncated))
+        self._opened().put(row)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
-    def _adapt(self, environments: int) -> None:
-        """Takes the number of environments of the first step after a load: the saved episodes have ended."""
-        if environments in (0, self.n_envs):
-            return
-        self.buffer_size = max(self.table.capacity // environments, 1)
-        self.pos = min(self.pos * self.n_envs // environments, self.buffer_size - 1)
-        self.n_envs = environments
+    def _unscaled(self, action: NDArray[Any]) -> NDArray[Any]:
+        """The actions in the environment's units."""
+        if self._units is not None:
+            middle, half = self._units
+            action *= half
+            action += middle
+        return action
 
     def _shaped(self, observation: Observation) -> Observation:
-        """A copy in the dtypes of the columns: the caller may write to its arrays."""
         if not isinstance(self.observation_space, spaces.Dict):
             return self._column("observation", observation)
         parts = self.observation_space.spaces
@@ -371,6 +259,7 @@ class InnetReplayBuffer(ReplayBuffer):
         return {key: self._column(f"observation/{key}", observation[key]) for key in parts}
 
     def _column(self, name: str, values: Any) -> NDArray[Any]:
+        """A copy in the dtype and shape of a column: the caller may write to its arrays."""
         dtype, shape = self._layout[name]
         shape = (self.n_envs, *shape)
         try:
@@ -383,22 +272,27 @@ class InnetReplayBuffer(ReplayBuffer):
             if not flat or given.size != math.prod(shape):
                 raise errors.SchemaError(f"{name} has the shape {given.shape}, and {shape} is expected")
             given = given.reshape(shape)
-        array = given.copy() if given.dtype == dtype else self._converted(name, given, dtype)
-        if dtype.kind == "f" and not np.isfinite(array).all():
-            raise errors.SchemaError(f"{name} has NaN or infinity: nothing of this step is stored")
-        return array
-
-    @staticmethod
-    def _converted(name: str, given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        if given.dtype.kind not in "biuf":
+        if given.dtype == dtype:
+            array = given.copy()
+        elif given.dtype.kind not in "biuf":
             raise errors.SchemaError(f"{name} is {given.dtype}, and {dtype} is expected")
-        with np.errstate(invalid="ignore", over="ignore"):
-            array = given.astype(dtype)
-        if dtype.kind != "f" and not (array == given).all():
-            raise errors.SchemaError(
-                f"{name} has values that {dtype} cannot hold: give whole numbers of its range (pixels from 0 to 255), "
-                f"or a space of {given.dtype}; nothing of this step is stored"
-            )
+        else:
+            with np.errstate(invalid="ignore", over="ignore"):
+                array = given.astype(dtype)
+            if dtype.kind != "f" and not (array == given).all():
+                raise errors.SchemaError(
+                    f"{name} has values that {dtype} cannot hold: give whole numbers of its range (pixels from 0 to "
+                    f"255), or a space of {given.dtype}; nothing of this step is stored"
+                )
+        if dtype.kind == "f":
+            largest = np.maximum.reduce(np.abs(array), axis=None, initial=0.0)
+            bound = _LARGEST_SCALED if name == "action" and self._units is not None else math.inf
+            # NaN is not below a bound, either.
+            if not largest < bound:
+                reason = "NaN or infinity"
+                if np.isfinite(largest):
+                    reason = f"{largest:.4g}: SB3's algorithms scale actions to [-1, 1], call policy.scale_action"
+                raise errors.SchemaError(f"{name} has {reason}; nothing of this step is stored")
         return array
 
     def sample(  # type: ignore[override]
@@ -416,12 +310,18 @@ class InnetReplayBuffer(ReplayBuffer):
 
         Raises:
             innet_drl.DeadlineError: There are no steps yet.
+            innet_drl.SchemaError: The table has an action outside the space, of a data set in other units.
         """
-        if not self._sampled:
-            self.flush()
-            self._sampled = True
+
+        def tensor(array: NDArray[Any]) -> torch.Tensor:
+            # It shares the batch's memory on the CPU.
+            return torch.from_numpy(array).to(self.device)
+
+        if self._stream is not None and not self._stream.sampled:
+            self._stream.flush()
+            self._stream.sampled = True
         # A memory of this process has no other writer to wait for.
-        timeout = 0.0 if self._address is None else self.timeout
+        timeout = 0.0 if self.address is None else self.timeout
         batch: Any = self.replay.sample(self.table.name, batch_size, beta=self.beta, timeout=timeout)
         observation, following, reward = batch.observation, batch.next_observation, batch.reward
         if env is not None:
@@ -434,23 +334,31 @@ class InnetReplayBuffer(ReplayBuffer):
             reward = self._normalize_reward(reward, env)
         discount = batch.discount.reshape(-1, 1)
         fields = (
-            self._tensors(observation),
-            self._tensors(batch[self._action]),
-            self._tensors(following),
-            self._tensors((discount == 0).astype(np.float32)),
-            self._tensors(reward.reshape(-1, 1)),
-            self._tensors(discount) if self.n_steps > 1 else None,
+            map_leaves(tensor, observation),
+            tensor(self._scaled(batch.action)),
+            map_leaves(tensor, following),
+            tensor((discount == 0).astype(np.float32)),
+            tensor(reward.reshape(-1, 1)),
+            tensor(discount) if self.n_steps > 1 else None,
         )
         samples = WeightedDictSamples(*fields) if isinstance(observation, dict) else WeightedSamples(*fields)
-        samples.weights = self._tensors(batch.weights.reshape(-1, 1))
+        samples.weights = tensor(batch.weights.reshape(-1, 1))
         samples.ids = batch.ids
         return samples
 
-    def _tensors(self, arrays: Any) -> Any:
-        """Tensors on the device, which share the batch's memory on the CPU."""
-        if isinstance(arrays, dict):
-            return {key: self._tensors(array) for key, array in arrays.items()}
-        return torch.from_numpy(arrays).to(self.device)
+    def _scaled(self, action: NDArray[Any]) -> NDArray[Any]:
+        """The actions (B, action_dim) as SB3's algorithms take them."""
+        if self._units is not None:
+            middle, half = self._units
+            action -= middle
+            action /= half
+            if not np.abs(action).max(initial=0.0) <= _LARGEST_SCALED:
+                row = np.abs(action).reshape(len(action), -1).max(1).argmax()
+                raise errors.SchemaError(
+                    f"table {self.table.name!r} has the action {(action[row] * half + middle).tolist()} outside of "
+                    f"{self.action_space}: empty it (`reset`), and import a data set in the units of this space"
+                )
+        return action.reshape(len(action), -1)
 
     def update_priorities(self, ids: NDArray[np.uint64], td_errors: torch.Tensor | NDArray[Any]) -> None:
         """Sets the priorities of sampled transitions to |TD error| + 1e-6 (Schaul et al., 2016, section 3.3).
@@ -475,11 +383,6 @@ class InnetReplayBuffer(ReplayBuffer):
         if self._stream is not None:
             self._stream.flush()
 
-    @property
-    def is_served(self) -> bool:
-        """Whether the steps are on a server."""
-        return self._address is not None
-
     def size(self) -> int:
         """Steps added by this buffer for each environment, at most `buffer_size`, as SB3's buffers count."""
         return self.buffer_size if self.full else self.pos
@@ -489,18 +392,19 @@ class InnetReplayBuffer(ReplayBuffer):
         super().reset()
         # Steps that are not yet sent would come after the table was emptied.
         self.flush()
-        self._sampled = False
+        if self._stream is not None:
+            self._stream.sampled = False
         self.replay.empty_table(self.table.name, self.timeout)
 
     @property
-    def dones(self) -> _Ends:  # type: ignore[override]
-        """Takes the assignment by which `learn` cuts off the last episode, with `optimize_memory_usage`."""
-        return _Ends(self)
+    def dones(self) -> dict[int, bool]:  # type: ignore[override]
+        """Takes SB3's mark of a cut episode (`optimize_memory_usage`); `add` notices it by the observations."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """The steps of this process; of a server only its address, to which the copy connects."""
         self.flush()
-        state = {name: value for name, value in vars(self).items() if name not in _OPENED}
+        state = {name: value for name, value in vars(self).items() if name not in ("_replay", "_stream")}
         if isinstance(self._replay, innet.Memory):
             with tempfile.TemporaryDirectory(prefix="innet-") as folder:
                 path = Path(folder) / "replay"
@@ -514,22 +418,5 @@ class InnetReplayBuffer(ReplayBuffer):
         self._open(snapshot)
 
     def __repr__(self) -> str:
-        place = self._address or "in this process"
+        place = self.address or "in this process"
         return f"<InnetReplayBuffer {self.table.name!r} of {self.table.capacity} steps, {place}>"
-
-
-class _Ends:
-    """Assignments to `dones`."""
-
-    def __init__(self, buffer: InnetReplayBuffer) -> None:
-        self._buffer = buffer
-
-    def __setitem__(self, position: object, value: object) -> None:
-        self._buffer.flush()
-
-
-def _equal(last: Any, following: Any) -> Any:
-    """Whether the observations are equal, by environment."""
-    if isinstance(last, dict):
-        return np.all([_equal(last[key], following[key]) for key in last], axis=0)
-    return (last == following).reshape(len(last), -1).all(axis=1)

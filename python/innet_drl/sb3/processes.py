@@ -143,7 +143,7 @@ def train(
 def _served(model: OffPolicyAlgorithm) -> tuple[InnetReplayBuffer, str]:
     """The buffer, and the name of the policy's parameters beside its table."""
     buffer = model.replay_buffer
-    if not isinstance(buffer, InnetReplayBuffer) or not buffer.is_served:
+    if not isinstance(buffer, InnetReplayBuffer) or buffer.address is None:
         raise ConfigError(
             "processes share the steps by a server: make the model with replay_buffer_class=InnetReplayBuffer and "
             'replay_buffer_kwargs={"address": "innet://host:7710"}'

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from innet_drl.errors import (
     SchemaError,
     UnknownTableError,
 )
+from innet_drl.structures import check_part, map_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ _SMALLEST = 1e-8
 _DTYPES = {
     torch.from_numpy(np.empty(0, kind)).dtype for kind in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }
-_OPENED = ("replay", "_writer", "_interrupted", "_layout", "_exists")
+_OPENED = ("replay", "_writer", "_interrupted", "_exists")
 """Attributes that an unpickled buffer sets anew."""
 
 
@@ -83,9 +86,7 @@ class InnetReplayBuffer:
         table: str = "torchrl",
         timeout: float | None = 60.0,
     ) -> None:
-        self.capacity, self.batch_size, self.timeout = capacity, batch_size, timeout
-        self.alpha, self.beta, self.priority_key = alpha, beta, priority_key
-        self.samples_per_insert, self.table = samples_per_insert, table
+        self.batch_size, self.beta, self.priority_key, self.timeout = batch_size, beta, priority_key, timeout
         self._address, self._connection = address, dict(connection or {})
         if address is None and (connection or samples_per_insert):
             raise ConfigError("connection and samples_per_insert need an address")
@@ -93,13 +94,22 @@ class InnetReplayBuffer:
             raise ConfigError(f"batch_size is at least 1, or None, got {batch_size}")
         if not 0.0 <= beta <= 4.0:
             raise ConfigError(f"beta is 0 to 4, got {beta}")
-        self._definition({f"{_ITEM}/any": innet.Column("uint8")})
+        # The first items have its columns.
+        self._definition = innet.Table(
+            table,
+            {f"{_ITEM}/any": "uint8"},
+            capacity,
+            sampler="prioritized" if alpha else "uniform",
+            priority_exponent=alpha,
+            samples_per_insert=samples_per_insert,
+            view=_SINGLE_ROW,
+        )
+        self.table, self.capacity = self._definition.name, self._definition.capacity
         self._open()
 
     def _open(self) -> None:
         self._writer: innet.Writer | None = None
         self._interrupted = False
-        self._layout: dict[str, tuple[Any, ...]] = {}
         self._exists = False
         if self._address is None:
             # TorchRL seeds PyTorch's global generator.
@@ -108,17 +118,6 @@ class InnetReplayBuffer:
             patience = 1e9 if self.timeout is None else self.timeout
             settings = {"timeout": self.timeout, "reconnect_for": patience, **self._connection}
             self.replay = innet.connect(self._address, **settings)
-
-    def _definition(self, columns: Mapping[str, innet.Column]) -> innet.Table:
-        return innet.Table(
-            self.table,
-            dict(columns),
-            self.capacity,
-            sampler="prioritized" if self.alpha else "uniform",
-            priority_exponent=self.alpha,
-            samples_per_insert=self.samples_per_insert,
-            view=_SINGLE_ROW,
-        )
 
     def add(self, data: TensorDictBase) -> None:
         """Adds one item, a TensorDict without a batch dimension. Blocks by `extend` are quicker."""
@@ -156,23 +155,17 @@ class InnetReplayBuffer:
         rows["priority"] = None if priority is None else _priorities(priority, count)[:, None]
         if count == 0:
             return
-        layout = {name: (array.dtype.name, *array.shape[1:]) for name, array in columns.items()}
-        if self._layout not in ({}, layout):
-            raise SchemaError(
-                f"the entries are {_listed(layout)}, and the items of this buffer {_listed(self._layout)}"
-            )
         try:
             self._extend(columns, rows)
         except (ExpiredError, UnknownTableError):
             # A server that was restarted without its items knows neither the writer nor the table.
             self._writer = None
             self._extend(columns, rows)
-        self._layout = layout
 
     def _extend(self, columns: Mapping[str, NDArray[Any]], rows: dict[str, Any]) -> None:
         if self._writer is None:
             made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()}
-            self.replay.create_table(self._definition(made), self.timeout)
+            self.replay.create_table(replace(self._definition, columns=made), self.timeout)
             # Whole chunks are evicted: a chunk is a small part of the items.
             chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))
             name = f"collector {socket.gethostname()} {os.getpid()}"
@@ -208,36 +201,38 @@ class InnetReplayBuffer:
         count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("give sample a batch_size, or the buffer")
-        # A memory of this process has no other writer to wait for.
-        timeout = 0.0 if self._address is None else self.timeout
         try:
-            self._await_items()
-            batch = self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=timeout)
-        except (UnknownTableError, DeadlineError):
-            if self._address is None:
-                raise EmptyError("the buffer is empty: extend it first") from None
-            if not self._exists or self.table in self.replay.tables(self.timeout):
-                raise
+            batch = self._sampled(count)
+        except UnknownTableError:
             # The server was restarted without its items.
             self._exists = False
-            return self.sample(count)
-        entries = _first_rows(batch[_ITEM])
+            batch = self._sampled(count)
+        entries = map_leaves(lambda array: torch.from_numpy(array[:, 0]), batch[_ITEM])
         entries["priority_weight"] = torch.from_numpy(batch.weights)
         entries["index"] = torch.from_numpy(batch.ids.view(np.int64))
         return TensorDict(entries, [count])
 
-    def _await_items(self) -> None:
-        """Returns when the table exists: a learner may begin before its collectors."""
-        if self._exists or self._address is None:
-            return
+    def _sampled(self, count: int) -> innet.Batch:
+        if self._address is None:
+            try:
+                # No other writer to wait for.
+                return self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=0.0)
+            except (UnknownTableError, DeadlineError):
+                raise EmptyError("the buffer is empty: extend it first") from None
         began = time.monotonic()
-        while (stored := self.replay.tables(self.timeout).get(self.table)) is None:
-            if self.timeout is not None and time.monotonic() > began + self.timeout:
-                raise DeadlineError(f"no process has added items to {self!r} for {self.timeout:g} s")
-            time.sleep(0.05)
-        # Refused where the definitions differ.
-        self.replay.create_table(self._definition(stored.columns), self.timeout)
-        self._exists = True
+        while not self._exists:
+            try:
+                stored = self.replay.table(self.table, self.timeout)
+            except UnknownTableError:
+                # A learner may begin before its collectors.
+                if self.timeout is not None and time.monotonic() > began + self.timeout:
+                    raise DeadlineError(f"no process has added items to {self!r} for {self.timeout:g} s") from None
+                time.sleep(0.05)
+            else:
+                # Refused where the definitions differ.
+                self.replay.create_table(replace(self._definition, columns=stored.columns), self.timeout)
+                self._exists = True
+        return self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=self.timeout)
 
     def next(self) -> TensorDict:
         """Samples `batch_size` items, as the iterator does without end."""
@@ -287,7 +282,7 @@ class InnetReplayBuffer:
 
     def empty(self) -> None:
         """Removes all items."""
-        if self.table in self.replay.tables(self.timeout):
+        with contextlib.suppress(UnknownTableError):
             self.replay.empty_table(self.table, self.timeout)
 
     def close(self) -> None:
@@ -329,8 +324,7 @@ def _entries(data: TensorDictBase, under: str = _ITEM) -> Iterator[tuple[str, ND
         name = f"{under}/{key}"
         if under == _ITEM and key in _OWN_ENTRIES:
             raise ConfigError(f"the entry {key!r} is a sample's own: rename it, or leave it out")
-        if not isinstance(key, str) or not key or "/" in key or key.isdigit():
-            raise ConfigError(f"the entry {key!r} names a column: rename it, with no slash and not only digits")
+        check_part(key, "the TensorDict")
         if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             if not value.keys():
                 raise ConfigError(f"the entry {key!r} is an empty TensorDict: leave it out")
@@ -358,18 +352,3 @@ def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float6
     if len(wrong):
         raise PriorityError(f"priority {wrong[0]} of {count} is {found[wrong[0]]}: it is a number of at least 0")
     return found + _SMALLEST
-
-
-def _listed(layout: Mapping[str, tuple[Any, ...]]) -> str:
-    """Entries with their dtypes and shapes."""
-    return ", ".join(
-        f"{name.removeprefix(_ITEM + '/')} {dtype}{list(shape)}" for name, (dtype, *shape) in layout.items()
-    )
-
-
-def _first_rows(structure: dict[str, Any]) -> dict[str, Any]:
-    """Entries of the only row of each window, on its memory."""
-    return {
-        name: _first_rows(value) if isinstance(value, dict) else torch.from_numpy(value[:, 0])
-        for name, value in structure.items()
-    }

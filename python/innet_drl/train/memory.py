@@ -94,10 +94,9 @@ class MemorySettings:
     """Token or password of the memory; empty for none."""
 
     @property
-    def demonstrations(self) -> str | None:
-        """Name of the demonstrations' own table; `None` if they are in the run's table."""
-        config = self.config
-        return f"{self.table.name}-demonstrations" if config.preload is not None and config.preload_share else None
+    def demonstrations(self) -> str:
+        """Name of the demonstrations' table."""
+        return f"{self.table.name}-demonstrations"
 
 
 class RowWriter(Protocol):
@@ -150,7 +149,7 @@ class ReplayMemory(abc.ABC):
         self._settings = settings
         self._name = settings.table.name
         self._sampled: str | innet.Mix = self._name
-        if settings.demonstrations is not None:
+        if settings.config.preload is not None:
             share = settings.config.preload_share
             self._sampled = innet.Mix({self._name: 1 - share, settings.demonstrations: share})
         self._view = view or settings.view

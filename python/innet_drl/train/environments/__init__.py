@@ -13,7 +13,7 @@ Rewards are unclipped here, for scores; the actor clips the rewards that it stor
 
 from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour
 from innet_drl.train.environments.making import check, make
-from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, Part, each
+from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, Part
 from innet_drl.train.environments.vector import Environments, Step
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Step",
     "atari_hint",
     "check",
-    "each",
     "make",
     "make_colour",
 ]

@@ -14,13 +14,6 @@ Arrays = Any
 """Observations: one array [N, ...], or a tuple with the array of each of `EnvironmentSpec.parts`."""
 
 
-def each(function: Callable[..., Any], *observations: Any) -> Any:
-    """Applies a function to one array or tensor of each observation; to observations of several parts, part by part."""
-    if isinstance(observations[0], tuple):
-        return tuple(function(*parts) for parts in zip(*observations, strict=True))
-    return function(*observations)
-
-
 @dataclass(frozen=True)
 class Part:
     """One array of an observation: the whole observation, or one key of a dictionary."""

@@ -15,8 +15,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from innet_drl.structures import at_index, map_leaves
 from innet_drl.train.environments.spaces import Actions, Encoder, is_gymnasium, numbered_from, unusable
-from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, each
+from innet_drl.train.environments.spec import Arrays, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
 
 INFO_BYTES = 512
@@ -180,7 +181,7 @@ class Environments:
             stack[fresh, :-1] = 0
             return stack
 
-        self._stacks = each(stacked, self._stacks, frames)
+        self._stacks = map_leaves(stacked, self._stacks, frames)
         return self._stacks
 
     def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> Arrays:
@@ -199,7 +200,7 @@ class Environments:
             self._check_finite(final, range(self.count))
             return final
         space = self.vector.single_observation_space
-        rows = [_pick(found, int(index)) for index in which]
+        rows = [at_index(found, int(index)) for index in which]
         empty: Any = create_empty_array(space, len(which))
         frames = self.encoder.encode(concatenate(space, rows, empty))
         self._check_finite(frames, which)
@@ -208,7 +209,7 @@ class Environments:
             last = newest if stack is None else np.concatenate((stack[which, 1:], newest[:, None]), 1)
             final[which] = last
 
-        each(replace, final, frames, *([] if self._stacks is None else [self._stacks]))
+        map_leaves(replace, final, frames, *([] if self._stacks is None else [self._stacks]))
         return final
 
     def _check_finite(self, frames: Arrays, numbers: Sequence[int] | NDArray[np.int64]) -> None:
@@ -275,7 +276,7 @@ class Environments:
         space.seed(seed)
         frames = self.frames(space.sample())
         if self.stacks:
-            frames = each(lambda array: np.repeat(array[:, None], self.spec.stack, 1), frames)
+            frames = map_leaves(lambda array: np.repeat(array[:, None], self.spec.stack, 1), frames)
         return frames
 
     def frames(self, observations: Any) -> Arrays:
@@ -332,12 +333,3 @@ def _collect(info: Mapping[str, Any], index: int, path: str, found: dict[str, An
             # JSON has no NaN.
             if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
                 found[f"{path}{name}"] = value
-
-
-def _pick(found: Any, index: int) -> Any:
-    """One environment's observation, from a batch or an array of observations."""
-    if isinstance(found, dict):
-        return {key: _pick(value, index) for key, value in found.items() if not (key[:1] == "_" and key[1:] in found)}
-    if isinstance(found, tuple):
-        return tuple(_pick(value, index) for value in found)
-    return found[index]

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.environments import EnvironmentSpec, each
+from innet_drl.structures import map_leaves
+from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learn.learner import Learner, Numerics
 from innet_drl.train.networks import has_blocks
@@ -89,16 +90,16 @@ def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observa
         observations = spec.make(
             lambda part: torch.randint(0, 256, (2 * size, *part.observed(spec.stack))).to(getattr(torch, part.dtype))
         )
-    tensors = each(lambda array: torch.as_tensor(array).to(device), observations)
+    tensors = map_leaves(lambda array: torch.as_tensor(array).to(device), observations)
     random = torch.rand(size, device=device)
     return TorchBatch(
         size,
         {
-            "observation": each(lambda tensor: tensor[:size], tensors),
+            "observation": map_leaves(lambda tensor: tensor[:size], tensors),
             "reward": torch.randn(size, device=device),
             "discount": torch.where(random < 0.9, 0.99, 0.0),
             "action": torch.randint(0, spec.actions, (size,), device=device).to(getattr(torch, spec.action_dtype)),
-            "next_observation": each(lambda tensor: tensor[size:], tensors),
+            "next_observation": map_leaves(lambda tensor: tensor[size:], tensors),
             "weights": 1.0 - random,
             "probabilities": torch.full((size,), 1.0 / size, dtype=torch.float64, device=device),
             "ids": np.arange(size, dtype=np.uint64),

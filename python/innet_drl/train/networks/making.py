@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from innet_drl.train.environments import Arrays, EnvironmentSpec, Part, each
+from innet_drl.structures import map_leaves
+from innet_drl.train.environments import Arrays, EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses import Loss, make_loss
 from innet_drl.train.networks.q_network import (
@@ -155,7 +156,7 @@ def q_values(network: nn.Module, observation: Arrays) -> NDArray[np.float32]:
     """Q-values of observations, computed on the network's device."""
     device = next(network.parameters()).device
     compute = network.q if isinstance(network, Network) else network
-    tensors = each(lambda array: torch.from_numpy(array).to(device), observation)
+    tensors = map_leaves(lambda array: torch.from_numpy(array).to(device), observation)
     with torch.inference_mode():
         q: NDArray[np.float32] = compute(tensors).float().cpu().numpy()
     return q

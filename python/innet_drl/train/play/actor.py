@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.train.environments import Arrays, Environments, Step, each
+from innet_drl.structures import map_leaves
+from innet_drl.train.environments import Arrays, Environments, Step
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.networks import Network, load_published
 from innet_drl.train.observe.metrics import ActorReport, Game, score_of
@@ -125,12 +126,12 @@ class Actor:
 
     def _q(self, observation: Arrays) -> NDArray[np.float32]:
         with torch.inference_mode():
-            q: NDArray[np.float32] = self.network.q(each(torch.from_numpy, observation)).numpy()
+            q: NDArray[np.float32] = self.network.q(map_leaves(torch.from_numpy, observation)).numpy()
         return q
 
     def _frame(self, observation: Arrays) -> Arrays:
         stacked = self._environments.spec.stack > 1
-        frame: Arrays = each(lambda array: np.ascontiguousarray(array[:, -1] if stacked else array), observation)
+        frame: Arrays = map_leaves(lambda array: np.ascontiguousarray(array[:, -1] if stacked else array), observation)
         return frame
 
     def _last_observations(self, step: Step) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from innet_drl.structures import map_leaves
 from innet_drl.train import environments
-from innet_drl.train.environments import Environments, each
+from innet_drl.train.environments import Environments
 from innet_drl.train.errors import TrainingError, shortened
 from innet_drl.train.learn.checkpoints import load_network
 from innet_drl.train.networks import Network, make_network, q_values
@@ -78,7 +79,7 @@ class Agent:
             )
         frames = self._environment.frames(_flattened(self._space, observation))
         observations = spec.arrays if spec.parts else spec.arrays[0]
-        shaped = each(lambda array, part: array.reshape(-1, *part.observed(spec.stack)), frames, observations)
+        shaped = map_leaves(lambda array, part: array.reshape(-1, *part.observed(spec.stack)), frames, observations)
         q = q_values(self.network, shaped)
         numbers = choose(q, np.full(len(q), epsilon), random or np.random.default_rng())
         actions = self._environment.numbered(numbers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def preload(replay: innet.Replay, settings: MemorySettings, envs: Environments) -> None:
-    """Imports the data set into a table of its own, or else into the run's, unless an earlier session has.
+    """Imports the data set into a table of its own, unless an earlier session has.
 
     Its rows become as actors write them in the environments `envs`.
 
@@ -37,25 +36,15 @@ def preload(replay: innet.Replay, settings: MemorySettings, envs: Environments) 
     played = AsPlayed(source, columns, table, settings.config, envs)
     counts = datasets.check(table, source, columns=columns, view=view, convert=played)
     name = settings.demonstrations
-    given: dict[str, Any] = {"columns": columns, "view": view, "checked": counts, "convert": played}
-    if name is not None:
-        if name in replay.tables():
-            stored = replay.stats()["tables"][name]["inserted_steps"]
-            if settings.resumed and stored == counts.rows:
-                logger.info("the demonstrations of an earlier session are in table %r", name)
-                return
-            # Of another run, or of a session that ended within the import.
-            replay.drop_table(name)
-        _make_table(replay, table, name, counts)
-        datasets.import_table(replay, name, source, **given)
-    elif settings.resumed:
-        return
-    elif table.samples_per_insert == 0:
-        datasets.import_table(replay, table.name, source, **given)
-    else:
-        # The replay ratio admits the steps only as the learner samples.
-        arguments = (replay, table.name, source, given)
-        threading.Thread(target=_import_beside, args=arguments, name="preload", daemon=True).start()
+    if name in replay.tables():
+        stored = replay.stats()["tables"][name]["inserted_steps"]
+        if settings.resumed and stored == counts.rows:
+            logger.info("the demonstrations of an earlier session are in table %r", name)
+            return
+        # Of another run, or of a session that ended within the import.
+        replay.drop_table(name)
+    _make_table(replay, table, name, counts)
+    datasets.import_table(replay, name, source, columns=columns, view=view, checked=counts, convert=played)
     logger.info("the run starts from %s steps of %s%s", f"{counts.steps:,}", source, played.note)
 
 
@@ -138,16 +127,6 @@ def _make_table(replay: innet.Replay, table: innet.Table, name: str, counts: dat
             f"not enough memory for the demonstrations ({error}): lower capacity, raise max_bytes, or give a server "
             "more (innet-replay serve --max-bytes)"
         ) from error
-
-
-def _import_beside(replay: innet.Replay, table: str, source: str, given: dict[str, Any]) -> None:
-    try:
-        datasets.import_table(replay, table, source, timeout=None, **given)
-    except innet.errors.ClosedError:
-        # The run has ended.
-        pass
-    except innet.ReplayError as error:
-        logger.warning("the rest of the demonstrations is missing: %s", error)
 
 
 def _columns(settings: MemorySettings, source: str) -> dict[str, str]:

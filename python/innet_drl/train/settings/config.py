@@ -196,12 +196,11 @@ class Config(metaclass=_ClearErrors):
     """Seconds that the learner waits for steps while no actor is connected, before the run ends with a checkpoint."""
 
     preload: str | Path | None = None
-    """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet`, `FILE.npz`
-    or `minari:NAME`. Its observation is `observation`, or `frame` as in the export of a run."""
+    """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet` or
+    `minari:NAME`. Its observation is `observation`, or `frame` as in the export of a run."""
     preload_share: Share = 0.25
     """Share of the demonstrations in each batch; they are in a table of their own, which evicts none, and the replay
-    ratio does not count them. 0 puts them into the run's own table, as fast as the replay ratio admits them, where new
-    steps evict them."""
+    ratio does not count them."""
 
     # Actors.
 
@@ -391,7 +390,6 @@ class Config(metaclass=_ClearErrors):
         """Checks the settings that depend on each other."""
         scheme, lowest = self.replay.partition("://")[0], self.environments * (self.chunk_steps + self.n_step)
         is_server = scheme in SERVER_SCHEMES
-        demonstrated = bool(self.preload and self.preload_share)
         for name, holds, wanted in (
             ("stack", self.stack >= 2 or not self.is_atari, "at least 2 in Atari games: one frame shows no motion"),
             ("value_range", self.value_range[0] < self.value_range[1], "a lower and a higher return"),
@@ -417,8 +415,8 @@ class Config(metaclass=_ClearErrors):
             ),
             (
                 "preload_share",
-                not demonstrated or 0 < self.demonstrations < self.batch_size,
-                f"0, or a share of a batch ({self.batch_size}) that leaves items of each table",
+                self.preload is None or 0 < self.demonstrations < self.batch_size,
+                f"a share of a batch ({self.batch_size}) that leaves items of each table",
             ),
             (
                 "learning_rate_final",
