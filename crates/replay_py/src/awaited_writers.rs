@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use base::sync::lock;
 use base::wait::Wait;
 use replay_client::writers_seen::WritersSeen;
+use replay_core::error::WaitReason;
 use replay_core::replay::Replay;
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::Error;
 
 use crate::open_writers::OpenWriters;

@@ -13,9 +13,9 @@ use pyo3::{PyTraverseError, PyVisit};
 use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::importance;
+use replay_core::error::WaitReason;
 use replay_core::replay::{Replay, SampleChannel};
-use replay_core::wait_reason::WaitReason;
+use replay_core::view;
 use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;
@@ -93,7 +93,7 @@ impl Beta {
                     .map_err(|_| PyTypeError::new_err(format!("the function beta returns a number, got {returned}")))?
             }
         };
-        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
+        view::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         Ok(beta)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::wait_reason::WaitReason;
+use replay_core::error::WaitReason;
 use replay_core::writer::{Writer, WriterCounters};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;

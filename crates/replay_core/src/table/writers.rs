@@ -21,7 +21,7 @@ use base::error::check_size;
 use base::random::random_number;
 use base::system;
 
-use crate::snapshot_records::content::{OpenRecord, WriterRecord};
+use crate::snapshot_records::{OpenRecord, WriterRecord};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::streams::Stream;

@@ -10,13 +10,12 @@ use pyo3::prelude::*;
 
 use base::sync::lock;
 use replay_core::error::check_priorities;
-use replay_core::importance;
 use replay_core::mix;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::sum_tree::check_samples;
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
+use replay_core::view::{self, DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 use replay_wire::ErrorCode;
 
@@ -206,7 +205,7 @@ impl PyReplay {
         let _call = Call::begin(py);
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
+        view::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
         let writers = &self.writers;
         // A short batch ends with its deadline.

@@ -14,8 +14,8 @@ use crate::plugin::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, UnreadReplies};
 use crate::service::{NumberedTable, Service};
 use base::error::check_size;
+use replay_core::error::WaitReason;
 use replay_core::table::{Attempt, Turn};
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
 use replay_wire::{Extension, ReplyBody, ReplySize, RequestBody};
 

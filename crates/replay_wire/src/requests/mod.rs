@@ -17,11 +17,11 @@ use crate::error::{ErrorCode, Result};
 use crate::fields::{Payload, Rest, json, key, text, to_json};
 use crate::innet_capnp as wire;
 use crate::role::Role;
+use replay_core::error::WaitReason;
 use replay_core::replay::{
     Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
-use replay_core::wait_reason::WaitReason;
 
 pub use extension::Extension;
 pub use hello::{Challenge, Hello};
