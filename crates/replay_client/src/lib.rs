@@ -17,7 +17,7 @@
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a shared server |
 //! | `options`, [`tls`] | options of a client; trusted certificates |
-//! | [`writers_seen`] | connections of writers, which servers place new ones by |
+//! | [`writers_seen`] | the state of a table's writers, for samples that wait |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
 //! arrives, the client repeats the call on a new connection, until the caller's deadline or for [`ConnectOptions::reconnect_for`]. After a

@@ -1,5 +1,4 @@
 //! Conversion of parameters between Python dictionaries of arrays and safetensors files.
-
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +16,7 @@ use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
 use crate::array::{self, Input};
-use crate::{error, torch};
+use crate::error;
 
 #[doc = stub_doc!("Parameters")]
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
@@ -48,7 +47,7 @@ impl PyParameters {
             }?;
             let tensor = match device {
                 None => array,
-                Some(device) => torch::call(intern!(py, "tensor_on"), (array, device))?,
+                Some(device) => array::torch_call(intern!(py, "tensor_on"), (array, device))?,
             };
             tensors.set_item(entry.name, tensor)?;
         }
