@@ -10,8 +10,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use base::allocation::{self, Room};
-use base::random::random_number;
-use base::system;
+use base::system::{self, random_number};
 use base::wait::Wait;
 
 use crate::budget::{Budget, Reservation};

@@ -1,6 +1,6 @@
 //! Prioritized sampling of indexes when another buffer holds the data. An index always names the same entry.
 
-use base::random::random_number;
+use base::system::random_number;
 
 use crate::error::{Error, Result, check_priorities};
 use crate::power;

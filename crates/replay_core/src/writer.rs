@@ -15,7 +15,7 @@ use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Repla
 use crate::schema::{TableConfig, flags};
 use crate::view_spec::ViewSpec;
 use base::allocation;
-use base::random::random_number;
+use base::system::random_number;
 use base::wait::Wait;
 use pack::{CheckedStep, OpenChunk, Packer};
 use step::StepChecker;

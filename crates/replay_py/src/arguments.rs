@@ -5,6 +5,7 @@
 //!
 //! Integers: PyO3 raises a bare `OverflowError` for one out of range; here it is a `ConfigError` that names the argument. Each argument has a
 //! conversion function: `#[pyo3(from_py_with = arguments::batch_size)] batch_size: u32`.
+
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -1,5 +1,6 @@
 //! NumPy arrays, also of texts, and torch tensors: arguments are read without a copy if their layout allows it, and results are views on the
 //! core's memory. torch's are made by `innet_drl.batches`: the core itself needs NumPy alone.
+
 use std::ffi::c_int;
 use std::ptr::NonNull;
 

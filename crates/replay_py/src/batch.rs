@@ -1,4 +1,5 @@
 //! `Batch`: the arrays of one sample, as NumPy views on the core's buffers.
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! `Batches`: an iterator of samples, with a background thread that decodes ahead of the consumer.
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, Weak};

@@ -1,4 +1,5 @@
 //! One sampled batch, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! Conversion of Rust's errors to Python exceptions, here and nowhere else: each [`ErrorCode`] is a class of
 //! `innet_drl.errors`.
+
 use std::cell::Cell;
 use std::str::FromStr;
 

@@ -1,5 +1,6 @@
 //! Gradient jobs of a server that sums gradients: `GradientWorker` and, for asynchronous jobs, `GradientUpdates` are memberships, each over a
 //! connection of its own; `Station` is the DPDK device of a worker.
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

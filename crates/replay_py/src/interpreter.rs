@@ -16,6 +16,7 @@
 //! CPython unwinds no call when it finalizes.
 
 #![expect(clippy::disallowed_methods, reason = "other files call the functions here")]
+
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -19,6 +19,7 @@
 //! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`, whose docstrings are compiled in (`stub_doc`).
 
 #![expect(clippy::too_many_arguments, reason = "methods in Python have keyword arguments")]
+
 use std::ffi::OsString;
 
 use pyo3::prelude::*;

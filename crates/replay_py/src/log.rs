@@ -1,5 +1,6 @@
 //! Forwards the core's log events to Python's logger `innet_drl`. Threads of Python log themselves; those of the core leave it to
 //! another thread, as a handler may block, for example on a pipe that nobody reads.
+
 use std::fmt::{self, Write};
 use std::sync::{LazyLock, Once};
 

@@ -1,5 +1,6 @@
 //! The writers that a sample waits for. Those of the replay are in a registry: a sample that waits for steps, `episodes` and `save` have
 //! them send their open chunks. The state of all writers, from statistics, is the reason of a wait, or its end when they are gone.
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -1,4 +1,5 @@
 //! Conversion of parameters between Python dictionaries of arrays and safetensors files.
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;

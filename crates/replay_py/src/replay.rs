@@ -6,6 +6,11 @@
 //! | `sample` | writers, samples, updates of priorities |
 //! | `table` | a table by its name, for its length; all its episodes |
 //! | `memory` | `Memory`: its snapshots; `Server`, in front of it |
+
+mod memory;
+mod sample;
+mod table;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,10 +42,6 @@ use crate::{arguments, array, error, log};
 pub use memory::{PyMemory, PyServer};
 pub use sample::PyUpdateReceipt;
 pub use table::{PyEpisodes, PyStoredTable};
-
-mod memory;
-mod sample;
-mod table;
 
 #[doc = stub_doc!("Replay")]
 #[pyclass(name = "Replay", module = "innet_drl", frozen, subclass)]

@@ -1,5 +1,6 @@
 //! Structures of arrays: dictionaries and tuples, also nested, with a column for each part. The name of a column is the path to its part:
 //! `observation/camera`, or `observation/0` in a tuple.
+
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping, PyTuple};
 

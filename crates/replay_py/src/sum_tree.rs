@@ -1,4 +1,5 @@
 //! `SumTree` and `SampledIndexes`: prioritized samples of indexes, for programs that store the items elsewhere.
+
 use numpy::PyArray1;
 use pyo3::prelude::*;
 

@@ -1,5 +1,6 @@
 //! Blocking calls without the interpreter lock, ended by their deadline, by Ctrl-C, or when the object is closed; and what objects with such
 //! calls are made of: [`Exclusive`], which one thread uses at a time, and [`ProcessLocal`], which `close` drops and a forked child must not use.
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! `Writer`: one `append` per step, one row per stream.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

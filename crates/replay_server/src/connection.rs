@@ -3,7 +3,6 @@
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod dispatch;
-mod handshake;
 mod quota;
 mod replies;
 
@@ -36,8 +35,7 @@ use replay_link::framing::FrameReader;
 use replay_link::stack::{Stack, until};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
-use replay_wire::role::Role;
-use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Role};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;

@@ -2,6 +2,11 @@
 //! in several threads, `nstep` and `sequence` lay them out, `batch` has the arrays and their memory. [`mix`](crate::mix) mixes the shares of a
 //! batch.
 
+mod batch;
+mod decode;
+mod nstep;
+mod sequence;
+
 use std::sync::Arc;
 
 use batch::{ArraySpec, BufferPool};
@@ -17,11 +22,6 @@ use crate::schema::{Dtype, TableConfig};
 
 pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, ViewSpec, Window};
 pub use batch::{Array, Batch, Buffer, Rejected};
-
-mod batch;
-mod decode;
-mod nstep;
-mod sequence;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {

@@ -386,7 +386,7 @@ mod tests {
     }
 
     fn noise(bytes: usize) -> Vec<u8> {
-        std::iter::repeat_with(base::random::random::<1>).flatten().take(bytes).collect()
+        std::iter::repeat_with(base::system::random::<1>).flatten().take(bytes).collect()
     }
 
     /// A frame with a byte that is new.

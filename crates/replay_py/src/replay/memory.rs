@@ -1,4 +1,5 @@
 //! `Memory`: a replay memory in this process, which can be saved, restored and served; `Server`: network access to it.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 

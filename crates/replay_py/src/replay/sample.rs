@@ -1,4 +1,5 @@
 //! `Replay`'s experience: writers, samples and updates of priorities.
+
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock};

@@ -1,4 +1,5 @@
 //! `StoredTable`: a table of a replay, from `replay["name"]`; `Episodes`: an iterator over all episodes of a table.
+
 use pyo3::prelude::*;
 
 use replay_core::episodes::EpisodeReader;
