@@ -6,9 +6,8 @@
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`fork`] | sockets and locked files that forked children do not keep |
-//! | [`system`] | time, pauses and threads of the machine, or of a simulated world |
+//! | [`system`] | time, pauses, threads and random bytes of the machine, or of a simulated world |
 //! | [`planted`](mod@planted) | mistakes that tests plant |
-//! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |
 //! | [`notation`] | values in messages, in the notation of Python and TOML |
 //! | [`histogram`] | histograms for statistics |
@@ -19,7 +18,6 @@ pub mod fork;
 pub mod histogram;
 pub mod notation;
 pub mod planted;
-pub mod random;
 pub mod sync;
 pub mod system;
 pub mod wait;

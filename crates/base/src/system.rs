@@ -1,5 +1,4 @@
-//! Time, pauses and threads of the machine. On the threads of a simulated world (feature `simulated`) they are the world's, as
-//! [random](crate::random) bytes are.
+//! Time, pauses, threads and random bytes of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -87,5 +86,40 @@ pub mod simulated {
             // Dropped outside of the cell: the host may be the last one that has its world.
             drop(CURRENT.replace(self.before.take()));
         }
+    }
+}
+
+/// Random bytes. A forked process never repeats its parent's, unlike a generator in the process.
+///
+/// # Panics
+/// When the operating system has none.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    #[cfg(feature = "simulated")]
+    if let Some(host) = simulated::current() {
+        host.fill_random(&mut bytes);
+        return bytes;
+    }
+    let filled = rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, &mut bytes);
+    filled.expect("the operating system has random bytes");
+    bytes
+}
+
+/// Random number, from [`random`].
+///
+/// # Panics
+/// As [`random`].
+pub fn random_number() -> u64 {
+    u64::from_le_bytes(random())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_numbers_differ() {
+        assert_ne!(random::<32>(), random());
+        assert_ne!(random_number(), random_number());
     }
 }

@@ -13,7 +13,7 @@ use super::settings::MAX_WORKERS;
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 use base::allocation;
 use base::error::{TooLarge, check_size};
-use base::random::random;
+use base::system::random;
 
 /// Number of the first round. Not 0, because a job's newest round starts one below it.
 const FIRST_ROUND: u64 = 1;

@@ -6,8 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::datagrams::UdpSender;
-use super::threads::{StopFlag, Threads};
-use super::udp::UdpTransport;
+use super::transports::{StopFlag, Threads, UdpTransport};
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
 use super::{Asynchronous, AsynchronousSession, Result};

@@ -15,23 +15,19 @@
 //! | `job` | one job: members, threshold, contributions, controls, deadlines, parent |
 //! | `segments` | segments in flight, and complete sums |
 //! | `sessions` | session table |
-//! | `parent` | the parent aggregator of a job |
 //! | `counters` | counters |
 //! | | **worker** |
 //! | `worker` | a worker's session, which its sums share, and its controls |
-//! | `uplink` | path of a worker or a rack to its aggregator |
-//! | `flights` | contributions in flight |
-//! | `congestion_window` | congestion window and retransmission timeout |
+//! | `uplink` | path of a worker or a rack to its aggregator; the parent aggregator of a job |
+//! | `flights` | contributions in flight; congestion window and retransmission timeout |
 //! | `round` | one sum |
 //! | `asynchronous_session` | session of an asynchronous worker |
 //! | | **transports** |
 //! | `datagrams` | UDP sockets: on Linux many datagrams for each system call |
-//! | `udp` | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
 //! | [`ethernet`] | Ethernet, IPv4, UDP and ARP headers, for DPDK |
 //! | `worker_transport` | a worker on a transport |
-//! | `threads` | threads of transports, which end with their owner |
-//! | `transports` | running aggregators, and the choice between UDP and DPDK |
+//! | `transports` | running aggregators and their threads; UDP transports of an aggregator and of a worker; the choice between UDP and DPDK |
 //! | `asynchronous_worker` | an asynchronous worker on UDP |
 //!
 //! # Why sums are exact
@@ -55,7 +51,6 @@ mod aggregator;
 pub mod arithmetic;
 mod asynchronous_session;
 mod asynchronous_worker;
-mod congestion_window;
 mod counters;
 mod datagrams;
 #[cfg(feature = "dpdk")]
@@ -65,14 +60,11 @@ pub mod ethernet;
 mod flights;
 mod job;
 pub mod packet;
-mod parent;
 mod round;
 mod segments;
 mod sessions;
 mod settings;
-mod threads;
 mod transports;
-mod udp;
 mod uplink;
 mod worker;
 mod worker_transport;
@@ -90,11 +82,12 @@ pub use counters::{AggregatorCounters, Contributions, FrameCounters};
 pub use datagrams::SOCKET_BUFFER;
 pub use error::{Error, Result};
 pub use job::JobStatus;
-pub use parent::ParentAggregator;
 pub use round::{Round, Sum};
 pub use settings::DpdkConfig;
-pub use transports::{RunningAggregator, dpdk_aggregators, dpdk_transport, udp_addresses, udp_aggregators};
-pub use udp::UdpTransport;
+pub use transports::{
+    RunningAggregator, UdpTransport, dpdk_aggregators, dpdk_transport, udp_addresses, udp_aggregators,
+};
+pub use uplink::ParentAggregator;
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
 pub use worker_transport::{JobWorker, Worker, WorkerTransport};
 

@@ -1,17 +1,24 @@
-//! Running aggregators, and the choice between UDP sockets of the operating system and DPDK devices.
+//! Running aggregators and their threads, UDP transports of an aggregator and of a worker on sockets of the operating system, and the choice
+//! between these and DPDK devices.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use base::error::OsError;
+use base::sync::lock;
+
+use super::datagrams::{self, UdpReceiver, UdpSender};
+use super::settings::DpdkConfig;
+use super::worker::Exchange;
+use super::worker_transport::WorkerTransport;
+use super::{Aggregator, AggregatorLimits, EXPIRE_EVERY, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 #[cfg(feature = "dpdk")]
 use super::dpdk;
-use super::settings::DpdkConfig;
-use super::threads::Threads;
-use super::udp;
-use super::worker_transport::WorkerTransport;
-use super::{Aggregator, AggregatorLimits, JoinJob, ParentAggregator, Result, Ticket};
-use base::sync::lock;
 
 /// An aggregator on a transport's thread. The threads of a transport end when its last aggregator is dropped.
 pub struct RunningAggregator {
@@ -50,7 +57,7 @@ pub fn udp_aggregators(
     threads: usize,
     limits: AggregatorLimits,
 ) -> Result<Vec<RunningAggregator>> {
-    udp_addresses(address, threads).map(|address| udp::start(address, limits)).collect()
+    udp_addresses(address, threads).map(|address| start(address, limits)).collect()
 }
 
 /// Addresses of [`udp_aggregators`]: consecutive ports from the port of `address`, or port 0 for each of them.
@@ -86,7 +93,7 @@ pub fn dpdk_transport(config: &DpdkConfig) -> Result<impl WorkerTransport + Send
     #[cfg(feature = "dpdk")]
     return dpdk::DpdkTransport::open(config);
     #[cfg(not(feature = "dpdk"))]
-    return Err::<udp::UdpTransport, _>(without_dpdk());
+    return Err::<UdpTransport, _>(without_dpdk());
 }
 
 #[cfg(not(feature = "dpdk"))]
@@ -96,4 +103,156 @@ fn without_dpdk() -> super::Error {
          `dpdk`, or name no device for gradients"
             .to_owned(),
     )
+}
+
+/// Threads that are stopped and joined on drop.
+#[derive(Default)]
+pub struct Threads {
+    stop: StopFlag,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// Stop request.
+#[derive(Clone, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        // Pairs with the store in `Threads::drop`. Relaxed: the flag carries no data.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Threads {
+    /// Starts a thread that runs `run`, which has to check the flag regularly.
+    pub fn start(&mut self, name: impl Into<String>, run: impl FnOnce(StopFlag) + Send + 'static) -> io::Result<()> {
+        let stop = self.stop.clone();
+        let thread = thread::Builder::new().name(name.into());
+        self.handles.push(thread.spawn(move || run(stop))?);
+        Ok(())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Pairs with the load in `StopFlag::is_set`. Relaxed: the flag carries no data.
+        self.stop.0.store(true, Ordering::Relaxed);
+        for thread in self.handles.drain(..) {
+            let name = thread.thread().name().map(str::to_owned);
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread for gradients panicked");
+            }
+        }
+    }
+}
+
+/// Delay of deadlines while datagrams wait.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Starts an aggregator at `address`; port 0 is any free port.
+///
+/// # Errors
+/// [`crate::Error::Io`] for an address that cannot be bound.
+pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<RunningAggregator> {
+    let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
+    let socket = datagrams::bind(address).map_err(failed())?;
+    let bound = socket.local_addr().map_err(failed())?;
+    let aggregator = Arc::new(Mutex::new(Aggregator::new(bound, limits)));
+    let mut threads = Threads::default();
+    let served = aggregator.clone();
+    threads.start("innet-gradients", move |stop| serve(&served, &socket, &stop)).map_err(failed())?;
+    Ok(RunningAggregator { address: bound, aggregator, _threads: threads.into() })
+}
+
+fn serve(aggregator: &Mutex<Aggregator>, socket: &Arc<UdpSocket>, stop: &StopFlag) {
+    let mut receiver = UdpReceiver::new(socket.clone());
+    let mut out = UdpSender::new(socket.clone());
+    let mut due = Instant::now();
+    while !stop.is_set() {
+        if let Err(error) = receiver.wait(due.saturating_duration_since(Instant::now()), &mut out) {
+            tracing::warn!(%error, "cannot receive gradients");
+            thread::sleep(EXPIRE_EVERY);
+            continue;
+        }
+        let now = Instant::now();
+        let mut aggregator = lock(aggregator);
+        for (from, datagram) in receiver.iter() {
+            aggregator.receive(now, from, datagram, &mut out);
+        }
+        aggregator.flush(&mut out);
+        if is_due(due, now, receiver.is_busy()) {
+            aggregator.expire(now, &mut out);
+            due = now + EXPIRE_EVERY;
+        }
+    }
+}
+
+/// Whether to fail overdue segments. While datagrams wait, the missing contributions may be among them, so they get [`GRACE`] more, and
+/// no longer: a flood of datagrams must not keep a job from failing.
+fn is_due(deadline: Instant, now: Instant, is_busy: bool) -> bool {
+    let grace = if is_busy { GRACE } else { Duration::ZERO };
+    now >= deadline + grace
+}
+
+/// A worker's UDP socket.
+pub struct UdpTransport {
+    receiver: UdpReceiver,
+    sender: UdpSender,
+}
+
+impl UdpTransport {
+    /// A socket at any free port, of the address family of `aggregator`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`] if no socket can be bound.
+    pub fn to(aggregator: SocketAddr) -> Result<Self> {
+        let any: SocketAddr = match aggregator {
+            SocketAddr::V4(_) => ([0; 4], 0).into(),
+            SocketAddr::V6(_) => ([0; 16], 0).into(),
+        };
+        let socket = datagrams::bind(any).map_err(OsError::of("cannot bind a UDP socket for gradients"))?;
+        Ok(UdpTransport { receiver: UdpReceiver::new(socket.clone()), sender: UdpSender::new(socket) })
+    }
+
+    pub(super) fn socket(&self) -> &Arc<UdpSocket> {
+        self.sender.socket()
+    }
+}
+
+impl Transmit for UdpTransport {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        self.sender.send(to, head, body);
+    }
+}
+
+impl WorkerTransport for UdpTransport {
+    fn wait(&mut self, time: Duration) -> io::Result<()> {
+        self.sender.flush();
+        self.receiver.wait(time, &mut self.sender)
+    }
+
+    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
+        for (from, datagram) in self.receiver.iter() {
+            exchange.receive(now, from, datagram, &mut self.sender);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.sender.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_without_end_delay_a_deadline_by_a_bounded_time() {
+        let deadline = Instant::now();
+        let [early, late] = [1, 100].map(|ms| deadline + Duration::from_millis(ms));
+        assert!(is_due(deadline, early, false));
+        assert!(!is_due(deadline, early, true));
+        assert!(is_due(deadline, late, true));
+    }
 }

@@ -3,19 +3,22 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use MetricType::{Counter, Gauge};
 use bytes::Bytes;
 use event_listener::EventListener;
 use serde_json::Value;
 
-use crate::aggregators::{Aggregators, ParentServer, ParentSession};
-use crate::config::GradientsConfig;
-use crate::message::{self, NAME};
-use crate::{doctor, metrics};
+use gradients::{AggregatorCounters, FrameCounters};
 use replay_core::table::Attempt;
 use replay_link::error::{Error, Result};
 use replay_server::config::ServerConfig;
 use replay_server::findings::{Finding, MachineFiles};
-use replay_server::plugin::{self, Extension, MetricGroup, Plugin, Session, SettingsType};
+use replay_server::plugin::{self, Extension, Metric, MetricGroup, MetricType, Plugin, Session, SettingsType};
+
+use crate::aggregators::{Aggregators, ParentServer, ParentSession};
+use crate::config::GradientsConfig;
+use crate::doctor;
+use crate::message::{self, NAME};
 
 /// Plugs the service in.
 pub fn plug_in() {
@@ -90,7 +93,7 @@ impl Extension for Aggregators {
     }
 
     fn metrics(&self) -> &'static [MetricGroup] {
-        metrics::GROUPS
+        GROUPS
     }
 }
 
@@ -131,6 +134,41 @@ impl Session for Membership {
         self.parent = None;
     }
 }
+
+/// All groups.
+pub const GROUPS: &[MetricGroup] = &[
+    MetricGroup { prefix: "gradients", pointer: "", label: None, metrics: GRADIENTS },
+    MetricGroup { prefix: "gradients", pointer: "", label: None, metrics: &counters(AggregatorCounters::HELP) },
+    MetricGroup { prefix: "gradients_job", pointer: "/jobs", label: Some("job"), metrics: JOB },
+    MetricGroup {
+        prefix: "gradients_frames",
+        pointer: "/frames",
+        label: None,
+        metrics: &counters(FrameCounters::HELP),
+    },
+];
+
+const fn counters<const N: usize>(help: [(&'static str, &'static str); N]) -> [Metric; N] {
+    let mut metrics = [(Counter, "", ""); N];
+    let mut at = 0;
+    while at < N {
+        metrics[at] = (Counter, help[at].0, help[at].1);
+        at += 1;
+    }
+    metrics
+}
+
+const GRADIENTS: &[Metric] =
+    &[(Gauge, "threads", "Threads that sum gradients"), (Gauge, "max_bytes", "Limit of the bytes of all jobs")];
+
+const JOB: &[Metric] = &[
+    (Gauge, "workers", "Workers at this server"),
+    (Gauge, "world", "Workers of the job"),
+    (Gauge, "joined", "Workers at this server that have joined"),
+    (Gauge, "threshold", "Contributions that make a sum"),
+    (Gauge, "round", "Newest round with a contribution"),
+    (Gauge, "halted", "Whether nothing is summed"),
+];
 
 #[cfg(test)]
 mod tests {

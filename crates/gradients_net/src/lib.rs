@@ -3,14 +3,12 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`extension`] | implementation of the server's extension interface |
+//! | [`extension`] | implementation of the server's extension interface; statistics for Prometheus |
 //! | [`config`] | its settings |
 //! | [`aggregators`] | a server's jobs, and its parent |
-//! | `metrics` | its statistics for Prometheus |
 //! | `doctor` | checks of the machine for `innet-replay doctor` |
 //! | [`message`] | requests to join, and their answers |
-//! | [`worker`] | a worker of a job |
-//! | [`updates`] | a worker of an asynchronous job |
+//! | [`worker`] | a worker of a job, synchronous or not |
 //! | [`error`] | errors of workers |
 
 pub mod aggregators;
@@ -19,12 +17,9 @@ mod doctor;
 pub mod error;
 pub mod extension;
 pub mod message;
-mod metrics;
-pub mod updates;
 pub mod worker;
 
 pub use config::GradientsConfig;
 pub use extension::plug_in;
 pub use message::NAME;
-pub use updates::GradientUpdates;
-pub use worker::GradientWorker;
+pub use worker::{GradientUpdates, GradientWorker};

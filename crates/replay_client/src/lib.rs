@@ -4,20 +4,18 @@
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`dialer`] | opens connections: sockets, TLS, handshake; keeps idle ones |
-//! | [`connection`], `driver` | an open connection; the runtime inside blocking calls |
+//! | [`connection`] | an open connection; the runtime inside blocking calls |
 //! | `link` | requests in flight: kept until they are answered, sent again after a break |
-//! | `establish` | the first connection, with retries |
-//! | `memory_identities` | no two servers of a list have copies of one memory |
-//! | `retry` | retries after broken connections |
-//! | `outage` | outages of servers, for the log; final shutdowns |
+//! | `retry` | retries of the first connection, and after broken ones |
+//! | `outage` | outages of servers, for the log; final shutdowns; no two servers of a list have copies of one memory |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`updates`] | asynchronous updates of priorities |
 //! | [`session`] | a session with an extension of a server |
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a shared server |
-//! | `options`, [`tls`] | options of a client; trusted certificates |
-//! | [`writers_seen`] | connections of writers, which servers place new ones by |
+//! | [`tls`] | trusted certificates |
+//! | [`writers_seen`] | the state of a table's writers, for samples that wait |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
 //! arrives, the client repeats the call on a new connection, until the caller's deadline or for [`ConnectOptions::reconnect_for`]. After a
@@ -25,12 +23,8 @@
 
 pub mod connection;
 pub mod dialer;
-mod driver;
-mod establish;
 mod link;
-mod memory_identities;
 pub mod namespace;
-mod options;
 mod outage;
 pub mod pipeline;
 pub mod push;
@@ -47,14 +41,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-
-use base::random::random_number;
-use base::sync::lock;
-use base::wait::Wait;
 use dialer::{ConnectionPool, Dialer};
-pub use namespace::Namespace;
-pub use options::ConnectOptions;
 use pipeline::{expect, is_broken, unexpected};
+use retry::{first_connection, retry_for, while_broken};
+
+use base::sync::lock;
+use base::system::random_number;
+use base::wait::Wait;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
     UpdateChannel, UpdateReceipt, WriterId,
@@ -62,10 +55,11 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
+use replay_wire::{ErrorCode, GetParameters, PutParameters, ReplyBody, ReportCorrupt, RequestBody, UpdatePriorities};
+
+pub use dialer::ConnectOptions;
+pub use namespace::Namespace;
 pub use replay_link::stack::Address;
-use replay_wire::ErrorCode;
-use replay_wire::{GetParameters, PutParameters, ReplyBody, ReportCorrupt, RequestBody, UpdatePriorities};
-use retry::{retry_for, while_broken};
 
 /// A replay memory on a server.
 pub struct Client {
@@ -113,7 +107,7 @@ impl Client {
 
     /// Opens the first connection, with the timeouts of these `options`.
     fn open(&self, options: &ConnectOptions, wait: &Wait<'_>) -> Result<()> {
-        self.idle.give(establish::first_connection(&self.dialer, options, None, wait)?);
+        self.idle.give(first_connection(&self.dialer, options, None, wait)?);
         Ok(())
     }
 

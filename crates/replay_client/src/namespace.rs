@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-use replay_core::wait_reason::WaitReason;
+use replay_core::error::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, ReplyBody};
 

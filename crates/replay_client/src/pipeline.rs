@@ -12,17 +12,15 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, Write
 
 use super::namespace::Namespace;
 use base::error::check_size;
-use base::random::random;
-use base::system;
+use base::system::{self, random};
 use replay_link::error::{Error, Result};
 use replay_link::framing::{FrameReader, write_frame};
 use replay_link::stack::server_wait::ServerWait;
-use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
-    Challenge, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, Proof, RELEASE, Reply,
-    ReplyBody, Request, RequestBody, decode_reply, encode_request,
+    Challenge, ErrorCode, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, Proof, RELEASE,
+    Reply, ReplyBody, Request, RequestBody, decode_reply, encode_request,
 };
 
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.

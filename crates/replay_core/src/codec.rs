@@ -103,7 +103,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use base::random::random;
+    use base::system::random;
 
     use super::*;
 

@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use base::wait::Wait;
 
+use crate::chunk::FLAGS_OFFSET;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::replay::{ReadPosition, ReadSteps, Replay, Sampled, SampledItem, StoredSteps};
-use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::{Column, TableConfig, flags};
 use crate::view::{Array, Decoder};
 

@@ -8,10 +8,9 @@
 //! | | **interface** |
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
-//! | [`error`], [`wait_reason`] | the error enum; the reason of a wait |
+//! | [`error`] | the error enum; the reason of a wait |
 //! | | **memory** |
-//! | [`memory`] | tables and parameters of a process |
-//! | [`local`] | `Replay` in this process |
+//! | [`memory`] | tables and parameters of a process, and `Replay` on them |
 //! | [`table`] | one table: streams, items, sampling, eviction |
 //! | [`limiter`] | rate limiter: samples per insert |
 //! | [`budget`] | byte limit of tables, parameters and receive buffers |
@@ -27,12 +26,10 @@
 //! | [`writer`] | steps to chunks and items |
 //! | [`episode_windows`] | complete windows of a stream, and their initial priorities |
 //! | [`codec`], [`difference`] | packing of a value: by itself, or as a difference |
-//! | [`row_layout`] | positions of the parts of a packed row |
-//! | [`chunk`] | packed rows of one stream, checked |
+//! | [`chunk`] | layout of a packed row; rows of one stream, checked |
 //! | | **from windows to arrays** |
-//! | [`view_spec`], `observation` | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
-//! | [`view`] | arrays of sampled windows |
-//! | [`importance`] | importance weights |
+//! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
+//! | [`view`] | arrays of sampled windows, with importance weights |
 //! | [`mix`] | one batch from several tables |
 //! | [`episodes`] | all episodes of a table |
 //! | | **processor** |
@@ -49,18 +46,14 @@ mod dtype;
 pub mod episode_windows;
 pub mod episodes;
 pub mod error;
-pub mod importance;
 pub mod limiter;
-pub mod local;
 pub mod memory;
 pub mod memory_hints;
 pub mod mix;
-mod observation;
 pub mod parameters;
 pub mod power;
 pub mod priority_index;
 pub mod replay;
-pub mod row_layout;
 pub mod schema;
 pub mod slab;
 pub mod snapshot;
@@ -70,7 +63,6 @@ pub mod sync;
 pub mod table;
 pub mod view;
 pub mod view_spec;
-pub mod wait_reason;
 pub mod writer;
 
 pub use error::{Error, Result};

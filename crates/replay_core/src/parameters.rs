@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::budget::{Budget, Counted};
 use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
-use crate::snapshot_records::content::ParametersRecord;
+use crate::snapshot_records::ParametersRecord;
 use crate::sync::{Mutex, lock};
 use base::error::TooLarge;
 use base::error::check_size;

@@ -1,13 +1,13 @@
 //! Prioritized sampling of indexes when another buffer holds the data. An index always names the same entry.
 
-use base::random::random_number;
+use base::system::random_number;
 
 use crate::error::{Error, Result, check_priorities};
-use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 use crate::sync::{AtomicU64, Ordering};
+use crate::view::{Normalization, importance_weights};
 use base::allocation;
 
 /// Samples indexes by priority. Threads may share one.

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub use crate::codec::Codec;
 pub use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::observation;
 use crate::view_spec::ViewSpec;
+use crate::view_spec::has_column;
 use base::notation::{Number, truth, tuple};
 
 /// A named array with one value per step.
@@ -308,7 +308,7 @@ impl TableConfig {
                 format!("column {name:?} has the name of an argument of append or of an array of a batch: rename it")
             })?;
             check(self.columns[..i].iter().all(|c| c.name != *name), &|| format!("column {name:?} appears twice"))?;
-            let is_within = |part: &&Column| part.name != *name && observation::has_column(name, &part.name);
+            let is_within = |part: &&Column| part.name != *name && has_column(name, &part.name);
             if let Some(Column { name: part, .. }) = self.columns.iter().find(is_within) {
                 check(false, &|| {
                     format!("column {name:?} has the part {part:?}, and a column with parts is no array: rename one")

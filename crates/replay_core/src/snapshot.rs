@@ -16,8 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::parameters::ParameterStore;
 use crate::schema::TableConfig;
-use crate::snapshot_records::content::{self, ParametersRecord};
-use crate::snapshot_records::{RecordKind, RecordReader, RecordWriter};
+use crate::snapshot_records::{ParametersRecord, RecordKind, RecordReader, RecordWriter, from_json, to_json};
 use crate::table::Table;
 use crate::table::restore::Staged;
 use crate::table::restore::place::Placed;
@@ -74,7 +73,7 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
         out.json(RecordKind::Memory, &memory.identity())?;
     }
     for parameters in parameters {
-        let head = content::to_json(&parameters)?;
+        let head = to_json(&parameters)?;
         let length = (head.len() as u32).to_le_bytes();
         out.record(RecordKind::Parameters, &[&length, &head, &parameters.file])?;
     }
@@ -100,7 +99,7 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
         let open = tables.last_mut().filter(|table| !table.is_complete());
         match (kind, open) {
             (RecordKind::Table, None) => {
-                let config: TableConfig = content::from_json(&body).map_err(|reason| records.damaged(reason))?;
+                let config: TableConfig = from_json(&body).map_err(|reason| records.damaged(reason))?;
                 config.validate().map_err(|error| records.damaged(error))?;
                 let table = match memory.table(&config.name) {
                     Ok(table) => table,
@@ -128,7 +127,7 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
                 })?);
             }
             (RecordKind::Memory, None) => {
-                identity = Some(content::from_json(&body).map_err(|reason| records.damaged(reason))?);
+                identity = Some(from_json(&body).map_err(|reason| records.damaged(reason))?);
             }
             (RecordKind::End, None) => {
                 records.finish()?;

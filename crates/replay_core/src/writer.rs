@@ -1,8 +1,7 @@
 //! The writer: makes pushes of packed chunks and complete items from the steps of many streams. `step` checks the steps,
-//! `rows` reads them, `pack` packs them, and [`crate::episode_windows`] finds the complete items.
+//! `pack` reads and packs their rows, and [`crate::episode_windows`] finds the complete items.
 
 mod pack;
-mod rows;
 mod step;
 
 use std::collections::VecDeque;
@@ -16,10 +15,9 @@ use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Repla
 use crate::schema::{TableConfig, flags};
 use crate::view_spec::ViewSpec;
 use base::allocation;
-use base::random::random_number;
+use base::system::random_number;
 use base::wait::Wait;
-use pack::{OpenChunk, Packer};
-use rows::CheckedStep;
+use pack::{CheckedStep, OpenChunk, Packer};
 use step::StepChecker;
 
 pub use step::{FinalObservations, StepBatch, Values};

@@ -7,7 +7,7 @@ use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 use base::notation::shortened;
 use base::wait::Interrupted;
-use replay_core::wait_reason::WaitReason;
+use replay_core::error::WaitReason;
 use replay_wire::{ErrorCode, ReplyBody};
 
 /// An error of a server or a client. Errors that the memory also has (deadline, size, system) have one variant for both sources.

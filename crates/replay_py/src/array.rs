@@ -1,21 +1,25 @@
-//! NumPy arrays: arguments are read without a copy if their layout allows it, and results are views on the core's memory.
+//! NumPy arrays, also of texts, and torch tensors: arguments are read without a copy if their layout allows it, and results are views on the
+//! core's memory. torch's are made by `innet_drl.batches`: the core itself needs NumPy alone.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{
-    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn, PyUntypedArray,
-    PyUntypedArrayMethods,
+    PyArrayDescr, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn,
+    PyUntypedArray, PyUntypedArrayMethods,
 };
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use base::allocation;
-use replay_core::schema::Dtype;
+use replay_core::schema::{Column, Dtype};
 
-use crate::{dtype, error};
+use crate::error;
 
 /// A C-contiguous array from Python, borrowed for reading: calls of this package that write to arrays are refused meanwhile.
 ///
@@ -86,7 +90,7 @@ pub fn read<'py>(
         Some(expected) if array.ndim() == 0 || is_literal(value)? => convert_literal(array, expected, &refuse)?,
         _ => array,
     };
-    let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
+    let Some(dtype) = from_numpy(&array.dtype()) else {
         let reason = format!("an array of {}, which cannot be stored", array.dtype());
         return Err(refuse(reason));
     };
@@ -234,7 +238,7 @@ fn convert_literal<'py>(
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = array.py();
     let numpy = py.import("numpy")?;
-    let convert = || array.call_method1("astype", (dtype::to_numpy(py, expected.dtype),));
+    let convert = || array.call_method1("astype", (to_numpy(py, expected.dtype),));
     let not_held = || -> PyResult<PyErr> {
         let numbers = array.as_any().str()?;
         Ok(refuse(format!("{numbers} has a number that {} does not hold", expected.dtype.name())))
@@ -310,7 +314,7 @@ pub unsafe fn over<'py>(
         let array = PY_ARRAY_API.PyArray_NewFromDescr(
             py,
             npyffi::get_type_object(py, npyffi::NpyTypes::PyArray_Type),
-            dtype::to_numpy(py, dtype).into_dtype_ptr(),
+            to_numpy(py, dtype).into_dtype_ptr(),
             shape.len() as c_int,
             shape.as_mut_ptr(),
             strides.as_mut().map_or(std::ptr::null_mut(), |strides| strides.as_mut_ptr()),
@@ -326,4 +330,109 @@ pub unsafe fn over<'py>(
         return Err(PyErr::fetch(py));
     }
     Ok(array)
+}
+
+/// The core's type for a NumPy dtype; `None` for structured, object, text and complex types and foreign byte orders.
+pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
+    if descr.byteorder() == b'>' {
+        return None;
+    }
+    let kind = descr.kind();
+    Dtype::ALL.iter().copied().find(|dtype| dtype.kind() == kind && dtype.bytes() == descr.itemsize())
+}
+
+/// NumPy's dtype of an element type.
+pub fn to_numpy<'py>(py: Python<'py>, dtype: Dtype) -> Bound<'py, PyArrayDescr> {
+    match dtype {
+        Dtype::Bool => numpy::dtype::<bool>(py),
+        Dtype::Uint8 => numpy::dtype::<u8>(py),
+        Dtype::Int8 => numpy::dtype::<i8>(py),
+        Dtype::Uint16 => numpy::dtype::<u16>(py),
+        Dtype::Int16 => numpy::dtype::<i16>(py),
+        Dtype::Uint32 => numpy::dtype::<u32>(py),
+        Dtype::Int32 => numpy::dtype::<i32>(py),
+        Dtype::Uint64 => numpy::dtype::<u64>(py),
+        Dtype::Int64 => numpy::dtype::<i64>(py),
+        Dtype::Float16 => numpy::dtype::<half::f16>(py),
+        Dtype::Float32 => numpy::dtype::<f32>(py),
+        Dtype::Float64 => numpy::dtype::<f64>(py),
+    }
+}
+
+/// Texts of one step or of a block as a uint8 array with the bytes in the last dimension; `None` for any other value or column.
+/// `refuse` makes the exception for a text that is too long.
+pub fn text_to_bytes<'py>(
+    column: &Column,
+    value: &Bound<'py, PyAny>,
+    refuse: impl FnOnce(String) -> PyErr,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let (Dtype::Uint8, &[width]) = (column.dtype, &column.shape[..]) else {
+        return Ok(None);
+    };
+    let may_be_text = match value.cast::<PyUntypedArray>() {
+        Ok(array) => holds_text(array),
+        Err(_) => {
+            value.is_instance_of::<PyString>() || value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>()
+        }
+    };
+    if !may_be_text {
+        return Ok(None);
+    }
+    let py = value.py();
+    let numpy = py.import("numpy")?;
+    // A ragged list is no array; the caller's own conversion raises the error.
+    let Ok(array) = numpy.call_method1("atleast_1d", (value,)) else {
+        return Ok(None);
+    };
+    let array = array.cast_into::<PyUntypedArray>()?;
+    if !holds_text(&array) {
+        return Ok(None);
+    }
+    let texts = array.call_method0("ravel")?.call_method0("tolist")?;
+    let Ok(texts) = texts.extract::<Vec<String>>() else {
+        return Ok(None);
+    };
+    let width = width as usize;
+    let bytes = allocation::zeros("an array of texts", texts.len().saturating_mul(width));
+    let mut bytes = bytes.map_err(|error| error::to_python(py, error))?;
+    for (text, slot) in texts.iter().zip(bytes.chunks_exact_mut(width)) {
+        let Some(slot) = slot.get_mut(..text.len()) else {
+            return Err(refuse(format!(
+                "a text has {} bytes and the column {width}: give the table a wider one, columns={{{:?}: (\"uint8\", {})}}",
+                text.len(),
+                column.name,
+                text.len().next_power_of_two()
+            )));
+        };
+        slot.copy_from_slice(text.as_bytes());
+    }
+    let mut shape = array.shape().to_vec();
+    shape.push(width);
+    let flat = numpy.call_method1("frombuffer", (PyBytes::new(py, &bytes), "uint8"))?;
+    flat.call_method1("reshape", (shape,)).map(Some)
+}
+
+/// Whether an array has text or objects, which may be text.
+fn holds_text(array: &Bound<'_, PyUntypedArray>) -> bool {
+    matches!(array.dtype().kind(), b'U' | b'O')
+}
+
+/// The `torch.device` of an argument `device`.
+///
+/// # Errors
+/// `MissingExtraError` without torch, `ConfigError` for a device that this machine does not have.
+pub fn torch_device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    torch_call(intern!(py, "torch_device"), (name,))
+}
+
+/// Calls a function or class of `innet_drl.batches`. An interned name is found without a new string for each batch.
+///
+/// # Errors
+/// Its exceptions.
+pub fn torch_call<'py>(name: &Bound<'py, PyString>, arguments: impl PyCallArgs<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = name.py();
+    // An import takes as long as a tensor.
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("innet_drl.batches").map(Bound::unbind))?;
+    module.bind(py).getattr(name)?.call1(arguments)
 }

@@ -16,7 +16,7 @@ use replay_core::view::{self, Array, Buffer};
 use crate::class::attributes;
 use crate::interpreter::Call;
 use crate::structure::Structure;
-use crate::{array, dtype, error};
+use crate::{array, error};
 
 #[doc = stub_doc!("Batch")]
 #[pyclass(name = "Batch", module = "innet_drl", frozen)]
@@ -261,7 +261,7 @@ impl PyBatch {
                 let strides = array.strides.iter().map(|stride| stride / size);
                 laid_out.append((
                     &array.name,
-                    dtype::to_numpy(py, array.dtype),
+                    array::to_numpy(py, array.dtype),
                     PyTuple::new(py, &array.shape)?,
                     PyTuple::new(py, strides)?,
                     array.offset - first,
@@ -294,7 +294,7 @@ pub fn restored_batch(
         buffer.as_mut_slice().copy_from_slice(bytes);
         let buffer = Arc::new(buffer);
         for (name, dtype, shape, strides, offset, shared) in pickled {
-            let dtype = dtype::from_numpy(&dtype).ok_or_else(damaged)?;
+            let dtype = array::from_numpy(&dtype).ok_or_else(damaged)?;
             let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes()));
             let strides = strides.collect();
             let array = Array { name, dtype, shape, strides, offset, buffer: buffer.clone(), shared };

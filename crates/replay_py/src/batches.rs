@@ -13,20 +13,18 @@ use pyo3::{PyTraverseError, PyVisit};
 use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::importance;
+use replay_core::error::WaitReason;
 use replay_core::replay::{Replay, SampleChannel};
-use replay_core::wait_reason::WaitReason;
+use replay_core::view;
 use replay_link::error::{Error, Result};
 
-use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, SampleSource};
-use crate::exclusive::Exclusive;
-use crate::interpreter::Call;
-use crate::open_writers::{Awaiting, OpenWriters};
-use crate::process_local::{Closing, ProcessLocal};
-use crate::{error, interpreter, wait};
+use crate::error;
+use crate::interpreter::{self, Call};
+use crate::open_writers::{AwaitedWriters, Awaiting, OpenWriters};
+use crate::wait::{self, Closing, Exclusive, ProcessLocal};
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
@@ -93,7 +91,7 @@ impl Beta {
                     .map_err(|_| PyTypeError::new_err(format!("the function beta returns a number, got {returned}")))?
             }
         };
-        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
+        view::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         Ok(beta)
     }
 }
@@ -191,8 +189,8 @@ impl PyBatches {
         let deadline = wait::deadline(py, self.timeout)?;
         let begun = *lock(&self.waits_since).get_or_insert_with(Instant::now);
         let awaited = AwaitedWriters::new(writers, self.memory.clone(), self.writers_timeout, begun, deadline);
-        let closing = Some(self.source.closing());
-        let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
+        let closing = self.source.closing();
+        let sampled = awaited.blocking(py, closing, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
             let source = source;
             next(&source, wait)

@@ -1,26 +1,27 @@
-//! `GradientWorker`: membership in a gradient job, over a connection of its own.
+//! Gradient jobs of a server that sums gradients: `GradientWorker` and, for asynchronous jobs, `GradientUpdates` are memberships, each over a
+//! connection of its own; `Station` is the DPDK device of a worker.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict};
 
 use base::wait::Wait;
-use gradients::{Control, JoinJob, packet};
-use gradients_net::GradientWorker;
+use gradients::{Arithmetic, Asynchronous, Control, DpdkConfig, JoinJob, packet};
 use gradients_net::error::Error as WorkerError;
+use gradients_net::{GradientUpdates, GradientWorker};
 use replay_client::{Client, Namespace};
 use replay_link::error::Error;
 
 use crate::class::{attributes, context_manager};
-use crate::exclusive::Exclusive;
-use crate::interpreter::Call;
-use crate::process_local::ProcessLocal;
-use crate::station::PyStation;
-use crate::{array, error, integer, interpreter, wait};
+use crate::interpreter::{self, Call};
+use crate::replay::PyReplay;
+use crate::wait::{self, Exclusive, ProcessLocal};
+use crate::{arguments, array, error};
 
 /// Form of addresses for gradients, in errors.
 pub const UDP_ADDRESS: &str = "an IP address and a port, such as 127.0.0.1:7711";
@@ -151,7 +152,7 @@ impl PyGradientWorker {
     fn set_threshold(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = integer::threshold)] threshold: u16,
+        #[pyo3(from_py_with = arguments::threshold)] threshold: u16,
         deadline: Option<f64>,
     ) -> PyResult<()> {
         self.call(py, Control::SetThreshold(threshold), deadline)
@@ -195,5 +196,232 @@ impl PyGradientWorker {
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err("a GradientWorker cannot be pickled: join in the other process"))
+    }
+}
+
+#[doc = stub_doc!("Station")]
+#[pyclass(name = "Station", module = "innet_drl.gradients", frozen)]
+pub struct PyStation {
+    pub config: DpdkConfig,
+}
+
+#[pymethods]
+impl PyStation {
+    #[new]
+    #[pyo3(signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0))]
+    fn new(
+        py: Python<'_>,
+        device: String,
+        address: &str,
+        eal: &str,
+        #[pyo3(from_py_with = arguments::prefix)] prefix: u8,
+        gateway: Option<&str>,
+        #[pyo3(from_py_with = arguments::idle_sleep_us)] idle_sleep_us: u64,
+    ) -> PyResult<Self> {
+        let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
+        let address = error::parse(py, "address", address, wanted)?;
+        let gateway = gateway.map(|text| error::parse(py, "gateway", text, "an IPv4 address"));
+        Ok(PyStation {
+            config: DpdkConfig {
+                eal: eal.split_whitespace().map(str::to_owned).collect(),
+                devices: vec![device],
+                address,
+                prefix,
+                gateway: gateway.transpose()?,
+                threads: 1,
+                cores: Vec::new(),
+                idle_sleep: Duration::from_micros(idle_sleep_us),
+            },
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        let DpdkConfig { devices, address, prefix, .. } = &self.config;
+        format!("<Station {address}/{prefix} on {}>", devices.join(", "))
+    }
+}
+
+#[doc = stub_doc!("GradientUpdates")]
+#[pyclass(name = "GradientUpdates", module = "innet_drl.gradients", frozen)]
+pub struct PyGradientUpdates {
+    updates: ProcessLocal<Arc<GradientUpdates>>,
+    description: String,
+}
+
+impl PyGradientUpdates {
+    pub fn join(
+        py: Python<'_>,
+        client: &Client,
+        namespace: Option<&Namespace>,
+        request: &JoinJob,
+        last: Option<u64>,
+    ) -> PyResult<Self> {
+        let last = last.unwrap_or(u64::MAX);
+        let updates = wait::blocking(py, None, None, |wait| {
+            let joined = GradientUpdates::join(client, request, last, wait);
+            joined.map_err(|error| inside(namespace, error))
+        })?;
+        Ok(PyGradientUpdates {
+            updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
+            description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
+        })
+    }
+}
+
+attributes! { PyGradientUpdates as "GradientUpdates", |updates, py|
+    index: PyResult<u64> = updates.updates.call(py, None, |updates, _| Ok(updates.worker.session().index()));
+}
+
+context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
+
+#[pymethods]
+impl PyGradientUpdates {
+    #[doc = stub_doc!("GradientUpdates.offer")]
+    fn offer(
+        &self,
+        py: Python<'_>,
+        gradient: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::index)] index: u64,
+    ) -> PyResult<bool> {
+        let _call = Call::begin(py);
+        let mut gradient = array::floats_to_change(gradient)?;
+        let gradient = gradient.as_slice_mut()?;
+        self.updates.call_until(py, None, |updates, _| updates.worker.offer(gradient, index).map_err(WorkerError::from))
+    }
+
+    #[doc = stub_doc!("GradientUpdates.take")]
+    fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let _call = Call::begin(py);
+        let mut mean = array::floats_to_change(mean)?;
+        let mean = mean.as_slice_mut()?;
+        self.updates.call_until(py, None, |updates, _| updates.worker.session().take(mean).map_err(WorkerError::from))
+    }
+
+    #[doc = stub_doc!("GradientUpdates.wait")]
+    #[pyo3(signature = (deadline = None, *, for_gradient = false))]
+    fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
+        let deadline = deadline.map(|seconds| wait::seconds(py, "deadline", seconds));
+        let until = deadline.transpose()?.map(|longest| Instant::now() + longest);
+        self.updates.call_until(py, until, |updates, wait| updates.wait(for_gradient, wait))
+    }
+
+    #[doc = stub_doc!("GradientUpdates.restart")]
+    fn restart(&self, py: Python<'_>, #[pyo3(from_py_with = arguments::index)] index: u64) -> PyResult<()> {
+        self.updates.call(py, None, |updates, _| {
+            updates.worker.session().restart(index, Instant::now());
+            Ok(())
+        })
+    }
+
+    #[doc = stub_doc!("GradientUpdates.contributions")]
+    fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let _call = Call::begin(py);
+        let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.session().contributions()))?;
+        let counts = [
+            ("offered", counted.offered),
+            ("counted", counted.counted),
+            ("dropped", counted.dropped),
+            ("late_segments", counted.late_segments),
+            ("dropped_segments", counted.dropped_segments),
+            ("restarts", counted.restarts),
+        ];
+        counts.into_py_dict(py)
+    }
+
+    #[doc = stub_doc!("GradientUpdates.leave")]
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let updates = self.updates.close(py)?;
+        interpreter::detach(py, || drop(updates));
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let left = self.updates.mark(", left");
+        format!("<GradientUpdates {}{left}>", self.description)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a GradientUpdates cannot be pickled: join in the other process"))
+    }
+}
+
+/// Name of a job at the server.
+fn full_name(namespace: Option<&Namespace>, job: String) -> String {
+    namespace.map_or_else(|| job.clone(), |namespace| namespace.full(&job))
+}
+
+#[pymethods]
+impl PyReplay {
+    #[doc = stub_doc!("Replay.join_gradients")]
+    #[pyo3(signature = (
+        job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
+        via = None, station = None
+    ))]
+    fn join_gradients(
+        &self,
+        py: Python<'_>,
+        job: String,
+        #[pyo3(from_py_with = arguments::worker)] worker: u16,
+        #[pyo3(from_py_with = arguments::workers)] workers: u16,
+        #[pyo3(from_py_with = arguments::world)] world: Option<u32>,
+        name: &str,
+        arithmetic: &str,
+        #[pyo3(from_py_with = arguments::segment_values)] segment_values: u16,
+        deadline: f64,
+        via: Option<&str>,
+        station: Option<PyRef<'_, PyStation>>,
+    ) -> PyResult<PyGradientWorker> {
+        let _call = Call::begin(py);
+        let (client, namespace) = self.gradient_client(py)?;
+        let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
+        let request = JoinJob {
+            job: full_name(namespace.as_ref(), job),
+            worker,
+            workers,
+            world: world.unwrap_or(workers.into()),
+            name: worker_name(py, name)?,
+            arithmetic: error::choice(py, "arithmetic", arithmetic, choices)?,
+            segment_values,
+            deadline: wait::seconds(py, "deadline", deadline)?,
+            asynchronous: None,
+            below: None,
+        };
+        PyGradientWorker::join(py, &client, namespace.as_ref(), &request, via, station.as_deref())
+    }
+
+    #[doc = stub_doc!("Replay.follow_gradients")]
+    #[pyo3(signature = (
+        job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
+        deadline = 30.0
+    ))]
+    fn follow_gradients(
+        &self,
+        py: Python<'_>,
+        job: String,
+        #[pyo3(from_py_with = arguments::worker)] worker: u16,
+        #[pyo3(from_py_with = arguments::workers)] workers: u16,
+        #[pyo3(from_py_with = arguments::values)] values: u32,
+        #[pyo3(from_py_with = arguments::threshold)] threshold: u16,
+        #[pyo3(from_py_with = arguments::staleness)] staleness: u16,
+        #[pyo3(from_py_with = arguments::updates)] updates: Option<u64>,
+        name: &str,
+        #[pyo3(from_py_with = arguments::segment_values)] segment_values: u16,
+        deadline: f64,
+    ) -> PyResult<PyGradientUpdates> {
+        let _call = Call::begin(py);
+        let (client, namespace) = self.gradient_client(py)?;
+        let request = JoinJob {
+            job: full_name(namespace.as_ref(), job),
+            worker,
+            workers,
+            world: workers.into(),
+            name: worker_name(py, name)?,
+            arithmetic: Arithmetic::Float,
+            segment_values,
+            deadline: wait::seconds(py, "deadline", deadline)?,
+            asynchronous: Some(Asynchronous { values, threshold, staleness }),
+            below: None,
+        };
+        PyGradientUpdates::join(py, &client, namespace.as_ref(), &request, updates)
     }
 }

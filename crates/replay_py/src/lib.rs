@@ -2,22 +2,18 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `definition` | definitions, which are Python's: their check, and how calls read them |
-//! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `Episodes`; `UpdateReceipt` |
-//! | `connect`, `server` | `connect`, which makes a client; `Server` |
-//! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
-//! | `awaited_writers` | state of the writers that a sample waits for |
+//! | `arguments` | integers, named in errors; definitions, which are Python's: their check, and how calls read them |
+//! | `replay` | `Replay`: the interface of a memory, and `connect`; `Memory`, in this process, and `Server`; `Episodes`; `UpdateReceipt` |
+//! | `writer`, `open_writers` | `Writer`; the writers that a sample waits for: their open chunks, their state |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
-//! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
-//! | `station` | `Station`, a worker's DPDK device |
-//! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
-//! | `structure`, `text` | nested dictionaries and tuples of arrays; text as bytes |
-//! | `integer` | integer arguments, named in errors |
-//! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
+//! | `gradients` | gradient jobs: `GradientWorker`, `GradientUpdates`, `Station` |
+//! | `array` | NumPy arrays, in and out without copies; dtypes; texts as bytes; torch tensors |
+//! | `structure` | nested dictionaries and tuples of arrays |
+//! | `wait` | waits with deadlines and Ctrl-C; values that one thread uses at a time, or that can be closed and do not survive a fork |
 //! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
-//! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
+//! | `class` | methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
 //! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`, whose docstrings are compiled in (`stub_doc`).
@@ -35,32 +31,21 @@ macro_rules! stub_doc {
     };
 }
 
+mod arguments;
 mod array;
-mod awaited_writers;
 mod batch;
 mod batches;
 mod class;
-mod connect;
 mod decoded_sample;
-mod definition;
-mod dtype;
 mod error;
-mod exclusive;
-mod gradient_updates;
 mod gradients;
-mod integer;
 mod interpreter;
 mod log;
 mod open_writers;
 mod parameters;
-mod process_local;
 mod replay;
-mod server;
-mod station;
 mod structure;
 mod sum_tree;
-mod text;
-mod torch;
 mod wait;
 mod writer;
 
@@ -76,13 +61,13 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 #[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
-    use super::replay::{PyEpisodes, PyMemory, PyReplay, PyStoredTable, PyUpdateReceipt};
-    use super::{batch, definition, interpreter};
+    use super::replay::{PyEpisodes, PyMemory, PyReplay, PyServer, PyStoredTable, PyUpdateReceipt, connect};
+    use super::{arguments, batch, interpreter};
     #[pymodule_export]
     use super::{
-        batch::PyBatch, batches::PyBatches, connect::connect, gradient_updates::PyGradientUpdates,
-        gradients::PyGradientWorker, parameters::PyParameters, run_server_cli, server::PyServer, station::PyStation,
-        sum_tree::PySampledIndexes, sum_tree::PySumTree, writer::PyWriter,
+        batch::PyBatch, batches::PyBatches, gradients::PyGradientUpdates, gradients::PyGradientWorker,
+        gradients::PyStation, parameters::PyParameters, run_server_cli, sum_tree::PySampledIndexes,
+        sum_tree::PySumTree, writer::PyWriter,
     };
     use numpy::{PyArray1, PyArrayMethods};
     use pyo3::prelude::*;
@@ -97,7 +82,7 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("fstack_release", innet_replay::fstack_release())?;
         // Not in `__all__`: for definitions and pickles.
-        module.setattr("_Checked", module.py().get_type::<definition::PyChecked>())?;
+        module.setattr("_Checked", module.py().get_type::<arguments::PyChecked>())?;
         module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)
     }
 }

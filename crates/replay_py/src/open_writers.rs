@@ -1,4 +1,5 @@
-//! Registry of a replay's writers. A sample that waits for steps, `episodes` and `save` have them send their open chunks.
+//! The writers that a sample waits for. Those of the replay are in a registry: a sample that waits for steps, `episodes` and `save` have
+//! them send their open chunks. The state of all writers, from statistics, is the reason of a wait, or its end when they are gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,14 +7,18 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use pyo3::prelude::*;
+
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::wait_reason::WaitReason;
+use replay_client::writers_seen::WritersSeen;
+use replay_core::error::WaitReason;
+use replay_core::replay::Replay;
 use replay_core::writer::{Writer, WriterCounters};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
-use crate::exclusive::Exclusive;
+use crate::wait::{self, Closing, Exclusive};
 
 /// Limit for sending a step at the end of a writer's call, for a sample that waits.
 const SEND_WITHIN: Duration = Duration::from_millis(200);
@@ -237,4 +242,101 @@ impl OpenWriters {
 /// Whether a call that had more time might succeed.
 fn is_for_lack_of_time(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::Deadline | ErrorCode::Connect | ErrorCode::Disconnected)
+}
+
+/// Time without an answer after which a call asks for the state of the writers, and the pause until it asks again.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Limit of asking.
+const ASK_WITHIN: Duration = Duration::from_millis(500);
+
+/// The writers that one call may wait for.
+pub struct AwaitedWriters<'a> {
+    /// Writers of this replay, which know why they made no items.
+    own: &'a OpenWriters,
+    replay: Weak<dyn Replay<Error>>,
+    /// `writers_timeout`.
+    longest: Option<Duration>,
+    /// Begin of the wait.
+    begun: Instant,
+    /// End of the call.
+    deadline: Option<Instant>,
+    next_look: Mutex<Instant>,
+    /// What ended the call.
+    absent: Mutex<Option<String>>,
+}
+
+impl<'a> AwaitedWriters<'a> {
+    /// A call until `deadline` that has waited since `begun`, or an earlier one that it continues.
+    pub fn new(
+        own: &'a OpenWriters,
+        replay: Weak<dyn Replay<Error>>,
+        longest: Option<Duration>,
+        begun: Instant,
+        deadline: Option<Instant>,
+    ) -> Self {
+        AwaitedWriters { own, replay, longest, begun, deadline, next_look: Mutex::new(begun), absent: Mutex::new(None) }
+    }
+
+    /// End of the reason of a wait for writers of a table: why writers of this replay made no items, and the state of all writers.
+    fn advice(&self, table: &str) -> Option<String> {
+        let own = self.own.advice(table);
+        // A short call ends in time.
+        let all = (self.begun.elapsed() >= ASK_EVERY).then(|| self.look(table)).flatten();
+        let all = all.map(|seen| format!("; {}", seen.sentence));
+        (own.is_some() || all.is_some()).then(|| own.unwrap_or_default() + &all.unwrap_or_default())
+    }
+
+    /// Whether no writer of the awaited table has been connected for `writers_timeout`, and the call has waited as long.
+    fn are_gone(&self, wait: &Wait<'_>) -> bool {
+        let now = Instant::now();
+        if self.longest.is_none_or(|longest| now - self.begun < longest) || now < *lock(&self.next_look) {
+            return false;
+        }
+        *lock(&self.next_look) = now + ASK_EVERY;
+        wait.awaited().is_some_and(|table| self.find_gone(&table))
+    }
+
+    fn find_gone(&self, table: &str) -> bool {
+        let long = |absence: Duration| self.longest.is_some_and(|longest| absence >= longest);
+        let gone = self.look(table).filter(|seen| seen.absence.is_some_and(long));
+        let found = gone.is_some();
+        *lock(&self.absent) = gone.map(|seen| seen.sentence);
+        found
+    }
+
+    /// [`wait::blocking`] for a call that may wait for writers. Their state is appended to the reason of the wait, in the log and in the
+    /// deadline error. If they are gone, the call ends with [`Error::NoWriters`].
+    pub fn blocking<T: Send>(
+        &self,
+        py: Python<'_>,
+        closing: &Closing,
+        work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        wait::blocking_advised(py, self.deadline, Some(closing), &|table| self.advice(table), |wait| {
+            let interrupted = || (wait.interrupted)() || self.are_gone(wait);
+            work(&Wait { interrupted: &interrupted, ..*wait }).map_err(|error| self.explain(error))
+        })
+    }
+
+    /// The error of the call, or that of writers that are gone.
+    fn explain(&self, error: Error) -> Error {
+        let long = self.longest.is_some_and(|longest| self.begun.elapsed() >= longest);
+        if long && let Some(table) = error.waited_for().and_then(WaitReason::awaited_table) {
+            self.find_gone(table);
+        }
+        match lock(&self.absent).take() {
+            Some(absent) if error.waited_for().is_some() || matches!(error, Error::Interrupted) => {
+                Error::NoWriters(absent)
+            }
+            _ => error,
+        }
+    }
+
+    /// State of a table's writers; `None` if the memory does not answer. Takes no longer than the call may, with its grace.
+    fn look(&self, table: &str) -> Option<WritersSeen> {
+        let soon = Instant::now() + ASK_WITHIN;
+        let until = self.deadline.map_or(soon, |deadline| deadline.min(soon));
+        let stats = self.replay.upgrade()?.stats(&Wait::until(Some(until))).ok()?;
+        WritersSeen::of(&stats, table)
+    }
 }

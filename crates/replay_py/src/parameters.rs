@@ -17,7 +17,7 @@ use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
 use crate::array::{self, Input};
-use crate::{error, torch};
+use crate::error;
 
 #[doc = stub_doc!("Parameters")]
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
@@ -48,7 +48,7 @@ impl PyParameters {
             }?;
             let tensor = match device {
                 None => array,
-                Some(device) => torch::call(intern!(py, "tensor_on"), (array, device))?,
+                Some(device) => array::torch_call(intern!(py, "tensor_on"), (array, device))?,
             };
             tensors.set_item(entry.name, tensor)?;
         }

@@ -1,21 +1,18 @@
-//! `Replay`: a replay memory in this process or on a server, behind one interface. This file has its tables, parameters and
+//! `Replay`: a replay memory in this process or on a server, behind one interface. This file has `connect`, tables, parameters and
 //! statistics.
 //!
 //! | module | subject |
 //! | --- | --- |
 //! | `sample` | writers, samples, updates of priorities |
-//! | `episodes` | all episodes of a table |
-//! | `stored_table` | a table by its name, for its length |
-//! | `gradients` | gradient jobs of a server |
-//! | `memory` | `Memory`: its snapshots, and a server in front of it |
+//! | `table` | a table by its name, for its length; all its episodes |
+//! | `memory` | `Memory`: its snapshots; `Server`, in front of it |
 
-mod episodes;
-mod gradients;
 mod memory;
 mod sample;
-mod stored_table;
+mod table;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,26 +21,27 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use base::wait::Wait;
-use replay_client::{Client, Namespace};
+use replay_client::shards::{ShardedClient, parse_addresses};
+use replay_client::{Client, ConnectOptions, Namespace};
 use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
 use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::RequestBody;
+use replay_wire::auth::{self, Secret};
 
 use crate::class::context_manager;
-use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::open_writers::OpenWriters;
 use crate::parameters::{self, PyParameters};
-use crate::process_local::ProcessLocal;
+use crate::wait::{self, Exclusive, ProcessLocal};
 use crate::writer::PyWriter;
-use crate::{definition, integer, torch, wait};
-pub use episodes::PyEpisodes;
-pub use memory::PyMemory;
+use crate::{arguments, array, error, log};
+
+pub use memory::{PyMemory, PyServer};
 pub use sample::PyUpdateReceipt;
-pub use stored_table::PyStoredTable;
+pub use table::{PyEpisodes, PyStoredTable};
 
 #[doc = stub_doc!("Replay")]
 #[pyclass(name = "Replay", module = "innet_drl", frozen, subclass)]
@@ -115,7 +113,7 @@ impl PyReplay {
     }
 
     /// The memory of one server or several, or the part of it that is inside a namespace. Extensions are asked over `client`.
-    pub fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
+    fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
         let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
         let location = format!("at {at}{}", inside.unwrap_or_default());
         Self::over(replay, None, Some(client), namespace, location)
@@ -174,6 +172,15 @@ impl PyReplay {
         self.backend.call(py, timeout, |backend, wait| work(backend.replay.as_ref(), wait))
     }
 
+    /// The client of the server that sums gradients, and the namespace of the job.
+    pub fn gradient_client(&self, py: Python<'_>) -> PyResult<(Arc<Client>, Option<Namespace>)> {
+        let backend = self.backend.get(py)?;
+        let client = backend.client.ok_or_else(|| {
+            error::config(py, "gradient jobs need a server that sums gradients: innet_drl.connect(...)")
+        })?;
+        Ok((client, backend.namespace))
+    }
+
     fn command(&self, py: Python<'_>, timeout: Option<f64>, command: RequestBody) -> PyResult<()> {
         self.backend.call(py, timeout, |backend, wait| backend.replay.command(command, wait))
     }
@@ -188,7 +195,7 @@ impl PyReplay {
     fn create_table(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = definition::table)] table: TableConfig,
+        #[pyo3(from_py_with = arguments::table)] table: TableConfig,
         timeout: Option<f64>,
     ) -> PyResult<()> {
         self.make_tables(py, &[table], timeout)
@@ -198,7 +205,7 @@ impl PyReplay {
     #[pyo3(signature = (name, timeout = 60.0))]
     fn table<'py>(&self, py: Python<'py>, name: &str, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let config = self.call(py, timeout, |replay, wait| replay.table_config(name, wait))?;
-        definition::table_to_python(py, &config)
+        arguments::table_to_python(py, &config)
     }
 
     #[doc = stub_doc!("Replay.empty_table")]
@@ -242,13 +249,13 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         name: &str,
-        #[pyo3(from_py_with = integer::newer_than)] newer_than: u64,
+        #[pyo3(from_py_with = arguments::newer_than)] newer_than: u64,
         timeout: Option<f64>,
         device: Option<&Bound<'_, PyAny>>,
         writer: Option<PyRef<'_, PyWriter>>,
     ) -> PyResult<Option<PyParameters>> {
         let _call = Call::begin(py);
-        let device = device.map(|name| torch::device(py, name)).transpose()?;
+        let device = device.map(|name| array::torch_device(py, name)).transpose()?;
         let writer = writer.as_ref().map(|writer| writer.id());
         let found = self.call(py, timeout, |replay, wait| {
             let Some(found) = replay.get_parameters(name, newer_than, writer, wait)? else {
@@ -268,7 +275,7 @@ impl PyReplay {
     fn tables<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<BTreeMap<String, Bound<'py, PyAny>>> {
         let _call = Call::begin(py);
         let tables = self.call(py, timeout, |replay, wait| replay.list(wait))?.tables;
-        tables.into_iter().map(|table| Ok((table.name.clone(), definition::table_to_python(py, &table)?))).collect()
+        tables.into_iter().map(|table| Ok((table.name.clone(), arguments::table_to_python(py, &table)?))).collect()
     }
 
     #[doc = stub_doc!("Replay.parameters")]
@@ -317,4 +324,68 @@ impl PyReplay {
             self.location
         )))
     }
+}
+
+/// Connect timeout for `timeout=None`, longer than any network stack tries.
+const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[doc = stub_doc!("connect")]
+#[pyfunction]
+#[pyo3(
+    signature = (
+        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
+        reconnect_for = 60.0, namespace = None
+    ),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
+                      reconnect_for=60.0, namespace=None)"
+)]
+pub fn connect(
+    py: Python<'_>,
+    url: &str,
+    token: Option<String>,
+    #[pyo3(from_py_with = arguments::tables)] tables: Vec<TableConfig>,
+    timeout: Option<f64>,
+    tls_ca: Option<PathBuf>,
+    spin: bool,
+    config: Option<PathBuf>,
+    grace: f64,
+    reconnect_for: f64,
+    namespace: Option<&str>,
+) -> PyResult<PyReplay> {
+    let _call = Call::begin(py);
+    log::start();
+    let grace = wait::seconds(py, "grace", grace)?;
+    let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;
+    let namespace = namespace.map(str::parse::<Namespace>).transpose();
+    let namespace = namespace.map_err(|error| error::to_python(py, error))?;
+    let addresses = parse_addresses(url).map_err(|error| error::to_python(py, error))?;
+    let deadline = wait::deadline(py, timeout)?;
+    // An empty argument means no token, even if the environment has one.
+    let token = match token {
+        Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
+        None => auth::environment_token(),
+    };
+    let longest = deadline.map_or(LONGEST_CONNECT, |deadline| deadline.saturating_duration_since(Instant::now()));
+    let options = ConnectOptions {
+        token: token.map(Secret),
+        tls_ca,
+        spin,
+        stack_config: config,
+        connect_timeout: longest,
+        await_server: longest,
+        reconnect_for,
+        grace,
+        namespace: namespace.clone(),
+        ..ConnectOptions::default()
+    };
+    let replay = if let [address] = &addresses[..] {
+        let client = Arc::new(wait::blocking(py, deadline, None, |wait| Client::connect(address, options, wait))?);
+        PyReplay::served(client.clone(), client, &address.to_string(), namespace)
+    } else {
+        let client = wait::blocking(py, deadline, None, |wait| ShardedClient::connect(&addresses, &options, wait))?;
+        let (first, names) = (client.first().clone(), client.names());
+        PyReplay::served(Arc::new(client), first, &names, namespace)
+    };
+    replay.make_tables(py, &tables, timeout)?;
+    Ok(replay)
 }

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use replay_core::priority_index::PriorityIndex;
 
 use crate::class::attributes;
-use crate::interpreter::Call;
-use crate::{array, error, integer, interpreter};
+use crate::interpreter::{self, Call};
+use crate::{arguments, array, error};
 
 /// Smallest batch for which the interpreter lock is released. A smaller one takes less than 1 ms, while another busy thread
 /// would keep the lock for 5 ms.
@@ -45,10 +45,10 @@ impl PySumTree {
     )]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = integer::capacity)] capacity: u64,
+        #[pyo3(from_py_with = arguments::capacity)] capacity: u64,
         priority_exponent: f64,
-        #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
-        #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
+        #[pyo3(from_py_with = arguments::priority_unit_log2)] priority_unit_log2: i32,
+        #[pyo3(from_py_with = arguments::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
             .map(|index| PySumTree { index: Box::new(index) })
@@ -69,7 +69,7 @@ impl PySumTree {
     fn sample(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
+        #[pyo3(from_py_with = arguments::batch_size)] batch_size: u32,
         beta: f64,
     ) -> PyResult<PySampledIndexes> {
         let _call = Call::begin(py);

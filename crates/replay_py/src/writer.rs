@@ -17,12 +17,11 @@ use replay_link::error::Error;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::exclusive::Exclusive;
-use crate::interpreter::Call;
+use crate::error;
+use crate::interpreter::{self, Call};
 use crate::open_writers::{OpenWriters, WriterState};
-use crate::process_local::{Closing, ProcessLocal};
 use crate::structure::Structure;
-use crate::{error, interpreter, text, wait};
+use crate::wait::{self, Closing, Exclusive, ProcessLocal};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -144,7 +143,7 @@ impl PyWriter {
         match found {
             Some(column) => {
                 let refuse = |reason| error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"));
-                let text = text::to_bytes(column, value, refuse)?;
+                let text = array::text_to_bytes(column, value, refuse)?;
                 let value = text.as_ref().unwrap_or(value);
                 self.read(steps, name, value, column.dtype, &column.shape)
             }

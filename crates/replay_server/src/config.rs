@@ -1,10 +1,8 @@
 //! The server's configuration: one struct, read from TOML and from flags.
 
 mod file;
-mod http;
-mod period;
-mod size;
 mod validate;
+mod values;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,19 +16,17 @@ use serde::{Deserialize, Serialize};
 use crate::plugin::ExtensionSettings;
 use crate::process_memory;
 pub use file::{add_flags, given_flags};
-pub use http::HttpAddress;
-use period::parse_period;
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
 use replay_link::error::{Error, Result, refuse};
 use replay_link::stack::plugged::plugged_in;
 use replay_link::stack::{Address, StackName};
+use replay_wire::Role;
 use replay_wire::auth::{self, Secret};
 use replay_wire::handshake::Tokens;
-use replay_wire::role::Role;
-use size::deserialize_bytes;
-use size::parse_bytes;
 pub use validate::within;
+pub use values::HttpAddress;
+use values::{deserialize_bytes, deserialize_period, parse_bytes, parse_period, serialize_period};
 
 /// Minimum of `max_bytes`, in frames of `max_frame_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
@@ -150,7 +146,7 @@ pub struct ServerConfig {
     pub snapshot: Option<PathBuf>,
     /// Interval of the snapshots in --snapshot: 500ms, 5min or 1h; 60s by default. 0s saves on request and at SIGTERM alone.
     #[arg(long, value_name = "PERIOD", value_parser = parse_period)]
-    #[serde(with = "period")]
+    #[serde(deserialize_with = "deserialize_period", serialize_with = "serialize_period")]
     pub snapshot_every: Option<Duration>,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]

@@ -3,7 +3,6 @@
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod dispatch;
-mod handshake;
 mod quota;
 mod replies;
 
@@ -28,16 +27,15 @@ use crate::server::Slot;
 use crate::service::{NumberedTable, NumberedTables, Service};
 use base::system;
 use base::wait::Wait;
+use replay_core::error::WaitReason;
 use replay_core::replay::{OpenWriter, SampleRequest, WriterOpened};
 use replay_core::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
 use replay_link::stack::{Stack, until};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
-use replay_wire::role::Role;
-use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Role};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;

@@ -3,7 +3,6 @@
 //! connections of their own.
 
 mod extension;
-mod settings;
 
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +10,12 @@ use crate::config::ServerConfig;
 use crate::findings::{Finding, MachineFiles};
 use crate::server::{JoinTask, ServeTask};
 use base::sync::lock;
-pub use extension::{Extension, MAX_MESSAGE, Metric, MetricGroup, MetricType, Session};
+pub use extension::{
+    Extension, ExtensionSettings, MAX_MESSAGE, Metric, MetricGroup, MetricType, Session, SettingsType,
+};
 use replay_link::error::{Error, Result};
 use replay_link::stack::plugged;
 use replay_link::stack::{PluggedStack, StackName};
-pub use settings::{ExtensionSettings, SettingsType};
 
 /// What another crate adds to a server: a network stack, or an extension.
 pub trait Plugin: Sync {

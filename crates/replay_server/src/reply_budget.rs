@@ -18,7 +18,7 @@ use bytes::Bytes;
 use event_listener::{Event, EventListener};
 
 use base::sync::lock;
-use replay_wire::role::Role;
+use replay_wire::Role;
 
 /// The budgets of a server.
 pub struct ReplyBudgets([Arc<ReplyBudget>; 3]);

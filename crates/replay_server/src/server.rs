@@ -6,7 +6,6 @@
 
 mod admission;
 mod http;
-mod open_files;
 mod running;
 mod stranger_log;
 
@@ -28,7 +27,7 @@ use crate::connection::{ConnectionHandler, Phase, ServerContext, late_handshake,
 use crate::reply_budget::ReplyBudgets;
 use crate::service::Service;
 use crate::snapshots::Snapshots;
-use crate::snapshots::disk::Disk;
+use crate::snapshots::file::Disk;
 use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::table::WriterConnection;
@@ -41,8 +40,8 @@ use replay_wire::handshake::Handshake;
 
 use admission::Admission;
 pub use admission::Slot;
-pub use open_files::open_files;
-pub use running::{JoinTask, RunningServer, ServeTask};
+
+pub use running::{JoinTask, RunningServer, ServeTask, open_files};
 use stranger_log::{StrangerEvent, StrangerLog};
 
 /// Pause after a failed accept: without free file descriptors the next accept would fail at once.

@@ -1,7 +1,6 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
 
-mod numbered_tables;
 mod tables;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,11 +24,10 @@ use replay_core::table::{Attempt, Table, Turn};
 use replay_link::command::carry_out;
 use replay_link::error::{Error, Result};
 use replay_link::tls::{Dates, RENEW};
-use replay_wire::role::Role;
-use replay_wire::{OpenOrResume, RELEASE, ReplyBody, ReplySize, RequestBody};
+use replay_wire::{OpenOrResume, RELEASE, ReplyBody, ReplySize, RequestBody, Role};
 
-pub use numbered_tables::{NumberedTable, NumberedTables};
 pub use tables::Tables;
+pub use tables::{NumberedTable, NumberedTables};
 
 /// The memory of a server, and its extensions.
 pub struct Service {

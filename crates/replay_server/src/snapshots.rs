@@ -1,24 +1,21 @@
 //! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
 //! newest are kept, and those that cannot be read, under another name. Format and moment of a snapshot are in [`replay_core::snapshot`].
 
-pub mod disk;
 pub mod file;
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use serde_json::{Map, Value, json};
 
 use base::error::OsError;
 use base::sync::lock;
 use base::system;
-use disk::{Disk, FolderLock, Machine, PRIVATE, make_folder};
+use file::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};
 

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_link::error::Error;
-use replay_server::snapshots::disk::Machine;
+use replay_server::snapshots::file::Machine;
 use replay_server::snapshots::file::{restore, save, save_server};
 use support::*;
 

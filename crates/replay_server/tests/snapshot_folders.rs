@@ -11,7 +11,7 @@ use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_link::error::Result;
 use replay_server::snapshots::Snapshots;
-use replay_server::snapshots::disk::Machine;
+use replay_server::snapshots::file::Machine;
 use support::*;
 
 /// Starts a server's memory with the folder.

@@ -125,7 +125,7 @@ struct Reply {
     listing @14 :Listing;
     # list
     waiting @15 :Text;
-    # No answer yet, and the reason in JSON (`WaitReason` in crates/replay_core/src/wait_reason.rs). With a request's id, every five seconds while that request waits at the server. With
+    # No answer yet, and the reason in JSON (`WaitReason` in crates/replay_core/src/error.rs). With a request's id, every five seconds while that request waits at the server. With
     # id 0, about every second while the server does not read the connection, because the answers to its earlier requests
     # or memory for its next frame are missing. A client may ignore it, or report it to its user; it shows the server a
     # client that is gone.

@@ -5,9 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::auth::{self, ChannelBinding, Secret, Side, Transcript};
 use crate::error::{Error, Result};
-use crate::role::Role;
-use crate::{Challenge, Hello, PROTOCOL, RELEASE};
-use base::random::random;
+use crate::{Challenge, Hello, PROTOCOL, RELEASE, Role};
+use base::system::random;
 
 /// Characters of an unauthenticated peer's release that errors and logs repeat.
 const MAX_RELEASE: usize = 64;

@@ -17,14 +17,12 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `requests` | requests and replies: the lists of them, and their contents |
-//! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
-//! | `messages` | messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
+//! | `requests` | requests and replies: the lists of them, their contents, and the roles that may make them |
+//! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated. Messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
 //! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | texts, keys, lists, names and JSON in messages |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
-//! | [`role`] | the requests that a token allows |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
@@ -32,17 +30,16 @@ pub mod error;
 mod fields;
 pub mod frame;
 pub mod handshake;
-mod messages;
 mod requests;
-pub mod role;
 
 #[rustfmt::skip]
 #[allow(clippy::all, dead_code, missing_docs, unused_qualifications)]
 mod innet_capnp;
 
 pub use error::{Error, ErrorCode, Result};
-pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
-pub use messages::{decode_reply, decode_request, encode_reply, encode_request};
+pub use frame::{
+    Frame, FrameLimits, Header, OutgoingFrame, decode_reply, decode_request, encode_reply, encode_request,
+};
 pub use requests::*;
 
 /// Protocol version of this release.

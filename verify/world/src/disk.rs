@@ -1,5 +1,4 @@
 //! A simulated disk: what is not synced is lost, torn or reordered by a crash; writes and syncs fail; it fills up.
-
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Cursor, Read, Write};
@@ -10,7 +9,7 @@ use std::time::Duration;
 use base::sync::lock;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use replay_server::snapshots::disk::{Disk, DiskFile, FolderLock};
+use replay_server::snapshots::file::{Disk, DiskFile, FolderLock};
 
 use crate::process;
 

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::eal::Registered;
+use super::eal::{self, Registered};
 use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
 use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
-use super::{DpdkConfig, IdleBackoff, OpenDevices, cores};
-use crate::threads::{StopFlag, Threads};
+use super::{DpdkConfig, IdleBackoff, OpenDevices};
+use crate::transports::{StopFlag, Threads};
 use crate::{Aggregator, AggregatorLimits, EXPIRE_EVERY, Result, RunningAggregator};
 use base::error::OsError;
 use base::sync::lock;
@@ -80,7 +80,7 @@ struct Core {
 impl Core {
     fn run(mut self, stop: &StopFlag) {
         if let Some(core) = self.pinned_to
-            && let Err(error) = cores::pin(core)
+            && let Err(error) = eal::pin(core)
         {
             tracing::warn!(%error, core, "cannot pin a thread of gradients over DPDK");
         }

@@ -2,15 +2,15 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
-use std::ptr;
 use std::sync::{Mutex, mpsc};
-use std::thread;
+use std::{io, ptr, thread};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use base::sync::lock;
 use fstack_sys::dpdk as rte;
 
-use super::cores;
 use crate::{Error, Result};
-use base::sync::lock;
 
 /// Arguments of every start: no files shared between processes, as each has its own devices, and no telemetry socket.
 const ALWAYS: [&str; 3] = ["innet", "--no-shconf", "--no-telemetry"];
@@ -59,7 +59,7 @@ fn initialise(arguments: &[String]) -> std::result::Result<(), String> {
     let names_cores = |argument: &String| options.iter().any(|option| argument.starts_with(option));
     if !arguments.iter().any(names_cores) {
         // One core: by default EAL starts a thread for each, but this program starts its own polling threads.
-        let first = cores::allowed().first().copied().unwrap_or_default();
+        let first = allowed().first().copied().unwrap_or_default();
         all.push(format!("--lcores=0@{first}"));
     }
     // Prefix of the hugepage files.
@@ -142,4 +142,23 @@ impl Drop for Registered {
         // SAFETY: this thread registered itself: the pointer in the type keeps it from moving to another thread.
         unsafe { rte::rte_thread_unregister() };
     }
+}
+
+/// Numbers of the cores.
+pub fn allowed() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+}
+
+/// Pins this thread to a core.
+///
+/// # Errors
+/// Errors of the operating system, such as for a core that this process may not use.
+pub fn pin(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
 }

@@ -8,8 +8,7 @@ use super::device::{self, Device, RxQueue, TxQueue};
 use super::neighbours::{Neighbour, Neighbours};
 use super::packets::{FreePackets, Packet};
 use super::{DpdkConfig, OpenDevices};
-use crate::ethernet::checksum::sum;
-use crate::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
+use crate::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame, sum};
 use crate::{FrameCounters, Transmit};
 
 /// Cached routes of a core. The cache is direct-mapped: each address has one entry, which others may overwrite.

@@ -7,7 +7,6 @@
 //! | [`packets`] | packets and their memory pool |
 //! | [`device`] | devices and their queues |
 //! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
-//! | [`cores`] | cores of the machine |
 //! | `aggregator` | aggregators, one for each thread |
 //! | `worker` | transport of a worker |
 //!
@@ -25,7 +24,6 @@
 //! first core receives all frames of a device with one queue, and hands over the datagrams of the other cores.
 
 mod aggregator;
-pub mod cores;
 pub mod device;
 pub mod eal;
 mod interface;
@@ -34,9 +32,8 @@ pub mod packets;
 mod worker;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
-use std::vec;
+use std::{thread, vec};
 
 pub use aggregator::start_aggregators;
 pub use worker::DpdkTransport;
@@ -69,7 +66,7 @@ impl DpdkConfig {
                 self.threads, self.address
             ));
         }
-        let allowed = cores::allowed();
+        let allowed = eal::allowed();
         if let Some(core) = self.cores.iter().find(|core| !allowed.contains(core)) {
             return refuse(format!("this process may not use core {core}, only {allowed:?}"));
         }

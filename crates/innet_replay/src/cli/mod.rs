@@ -3,10 +3,8 @@
 
 pub mod doctor;
 mod log;
-mod notify;
 mod serve;
 mod server_flags;
-mod snapshot;
 mod stats;
 mod tables;
 
@@ -39,7 +37,7 @@ enum Command {
     Empty(tables::TableFlags),
     /// Remove a table with its steps and items, and free its memory.
     Drop(tables::TableFlags),
-    Snapshot(snapshot::SnapshotFlags),
+    Snapshot(tables::SnapshotFlags),
     Doctor(Box<doctor::DoctorFlags>),
 }
 
@@ -68,7 +66,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Empty(flags) => tables::empty_table(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
-        Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
+        Command::Snapshot(flags) => tables::snapshot(&flags).map(|()| 0),
         Command::Doctor(flags) => doctor::run(&flags, given),
     };
     match done {

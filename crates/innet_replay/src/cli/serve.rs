@@ -1,8 +1,10 @@
-//! `innet-replay serve`: configuration from flags and a file, a server until a signal.
+//! `innet-replay serve`: configuration from flags and a file, a server until a signal. It tells systemd about its state (`sd_notify(3)`) where
+//! the environment variable NOTIFY_SOCKET is set.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Id};
@@ -11,7 +13,6 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinError;
 
-use super::{log, notify};
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};
 use replay_link::stack::Address;
@@ -19,6 +20,8 @@ use replay_server::config::{ServerConfig, given_flags};
 use replay_server::server::{RunningServer, Server};
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
+
+use super::log;
 
 /// Serve a replay memory until SIGTERM or SIGINT.
 ///
@@ -107,9 +110,9 @@ fn serve(config: &ServerConfig) -> Result<()> {
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
-        let every = notify::interval();
+        let every = watchdog_interval();
         let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
-        notify::tell(&[notify::EXTEND]);
+        tell(&[EXTEND]);
         // Before there are handlers, so that a signal ends a restore.
         let given = config.clone();
         let start = move || Server::start(&given, Memory::new(given.memory_limits()));
@@ -117,7 +120,7 @@ fn serve(config: &ServerConfig) -> Result<()> {
         let running = loop {
             tokio::select! {
                 biased;
-                _ = ticks.tick() => notify::tell(&[notify::EXTEND]),
+                _ = ticks.tick() => tell(&[EXTEND]),
                 started = &mut starting => break started.map_err(panicked)??,
             }
         };
@@ -126,7 +129,7 @@ fn serve(config: &ServerConfig) -> Result<()> {
         let mut interrupt = handler(SignalKind::interrupt())?;
         let mut hang_up = handler(SignalKind::hangup())?;
         announce(&running);
-        notify::tell(&[NotifyState::Ready]);
+        tell(&[NotifyState::Ready]);
         let server = running.server().clone();
         let mut end = tokio::task::spawn_blocking(move || running.wait());
         let mut asked = false;
@@ -141,23 +144,23 @@ fn serve(config: &ServerConfig) -> Result<()> {
                 Some(()) = terminate.recv() => "SIGTERM",
                 Some(()) = interrupt.recv() => "SIGINT",
                 Some(()) = hang_up.recv() => {
-                    notify::tell_reloading();
+                    tell_reloading();
                     match server.reload(config) {
                         Ok(()) => tracing::info!("SIGHUP: tokens and certificate were read again"),
                         Err(error) => tracing::error!(%error, "SIGHUP: tokens and certificate are kept"),
                     }
-                    notify::tell(if asked { &[NotifyState::Stopping] } else { &[NotifyState::Ready] });
+                    tell(if asked { &[NotifyState::Stopping] } else { &[NotifyState::Ready] });
                     continue;
                 }
                 _ = ticks.tick() => {
                     if asked {
                         // The last snapshot of a large memory takes minutes.
-                        notify::tell(&[notify::EXTEND]);
+                        tell(&[EXTEND]);
                     }
                     let server = server.clone();
                     tokio::spawn(async move {
                         server.threads_answer().await;
-                        notify::tell(&[NotifyState::Watchdog]);
+                        tell(&[NotifyState::Watchdog]);
                     });
                     continue;
                 }
@@ -172,7 +175,7 @@ fn serve(config: &ServerConfig) -> Result<()> {
                 tracing::info!(signal, "shutting down; running requests are finished");
                 server.shut_down();
             }
-            notify::tell(&[NotifyState::Stopping, notify::EXTEND]);
+            tell(&[NotifyState::Stopping, EXTEND]);
             asked = true;
         }
     })
@@ -188,6 +191,33 @@ fn announce(running: &RunningServer) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "innet-replay {RELEASE} ready on {}", addresses.join(" "));
     let _ = out.flush();
+}
+
+/// Time that a start or an end may take after each message, whatever the unit's limit.
+const EXTENSION: Duration = Duration::from_secs(30);
+
+/// Extends the time of a start or an end.
+pub const EXTEND: NotifyState<'_> = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
+
+/// Interval of messages: a third of the extension, or half of the watchdog's time.
+pub fn watchdog_interval() -> Duration {
+    let watchdog = sd_notify::watchdog_enabled().map(|time| (time / 2).max(Duration::from_millis(1)));
+    watchdog.into_iter().chain([EXTENSION / 3]).fold(Duration::MAX, Duration::min)
+}
+
+/// Sends a message.
+pub fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd does not hear of the state of this server (NOTIFY_SOCKET)");
+    }
+}
+
+/// Announces a reload; [`NotifyState::Ready`] follows once it is done.
+pub fn tell_reloading() {
+    // An error means that the machine has no monotonic clock.
+    if let Ok(now) = NotifyState::monotonic_usec_now() {
+        tell(&[NotifyState::Reloading, now]);
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::dialer::Dialer;
-use super::super::memory_identities::MemoryIdentities;
+use super::super::outage::MemoryIdentities;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
@@ -14,8 +14,7 @@ use base::system;
 use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
-use replay_link::error::refuse;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, refuse};
 use serde_json::Value;
 
 /// Time limit for a call's reconnects: one immediate retry, none after a pause.

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use base::random::random_number;
 use base::sync::lock;
-use base::system;
+use base::system::{self, random_number};
 use base::wait::Wait;
 use replay_core::replay::{Replay, SampledItem, ShareState};
 use replay_core::schema::TableConfig;

@@ -41,8 +41,8 @@ use bytes::Bytes;
 
 use super::Client;
 use super::push::Pushes;
-use base::random::random_number;
 use base::sync::lock;
+use base::system::random_number;
 use base::wait::Wait;
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};

@@ -14,11 +14,10 @@ use super::super::sample::Pipelining;
 use super::group::{Group, is_lost};
 use super::partial::{PartialBatch, Seen};
 use super::shard_link::ShardLink;
-use base::random::random_number;
-use base::system;
+use base::system::{self, random_number};
 use base::wait::Wait;
+use replay_core::error::WaitReason;
 use replay_core::replay::{BatchShare, Replay, SampleChannel, SampleRequest, Sampled};
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 

@@ -1,9 +1,12 @@
-//! The counters of a table.
+//! The counters and gauges of a table, and their JSON object.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use base::histogram::Histogram;
+
+use super::Table;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, lock};
 
 /// Defines [`TableCounters`] and [`SavedCounts`] with these counters.
 macro_rules! counters {
@@ -74,4 +77,87 @@ counters! {
     corrupt_items,
     blocked_pushes,
     blocked_samples,
+}
+
+impl Table {
+    /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
+    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_priority`, after the exponent, is
+    /// null for an order of items; `max_priority`, before the exponent, is null while none was above 0; the limiter counts
+    /// items since the table was last emptied, without undelivered samples.
+    pub fn stats(&self) -> Value {
+        let (steps, live_bytes) = {
+            // Ignores poisoning: a failed table has statistics, too.
+            let arrivals = lock(&self.arrivals);
+            (arrivals.steps, arrivals.bytes)
+        };
+        let bytes = self.held.bytes();
+        let (limiter_sampled, limiter_inserted) = self.limiter.counts();
+        let (writers, absence) = (self.writers.counts(), self.writers.absence());
+        let (absence, last_writer) = absence.unwrap_or_default();
+        let (waiting_pushes, pushes_wait_for) = self.held.pushes.waits();
+        let outdated = self.writers.outdated();
+        let outdated = outdated.iter().map(|line| line.waits());
+        let (outdated_pushes, outdated_reason) =
+            outdated.fold((0, None), |(sum, reason), (n, r)| (sum + n, reason.or(r)));
+        let (waiting_samples, samples_wait_for) = self.held.samples.waits();
+        let mut stats = json!({
+            "items": self.items.live(),
+            "items_with_priority": self.items.tree.live_with_mass(),
+            "steps": steps,
+            "bytes": bytes,
+            "live_bytes": live_bytes,
+            "pinned_bytes": bytes.saturating_sub(live_bytes),
+            "capacity": self.config.capacity,
+            "capacity_bytes": self.held.limit,
+            "connected_writers": writers.connected,
+            "resumable_writers": writers.resumable,
+            "streams": writers.streams,
+            "last_push_s": writers.last_push.map(|age| age.as_secs_f64()),
+            "without_writers_s": absence.as_secs_f64(),
+            "last_writer": last_writer,
+            "by_writer": self.writers.stats(),
+            "total_priority": self.sampler.first_of_ranking().is_none().then(|| self.sampler.total(&self.items).priority),
+            "max_priority": self.max_priority.get(&self.items),
+            "samples_per_insert": self.config.samples_per_insert,
+            "slack": self.config.effective_slack(),
+            "min_size": self.config.min_size,
+            "max_version_lag": self.config.max_version_lag,
+            "version_lag": self.counters.version_lag.stats(1.0),
+            "outdated_pushes": outdated_pushes,
+            "waiting_pushes": waiting_pushes + outdated_pushes,
+            "pushes_wait_for": pushes_wait_for.or(outdated_reason),
+            "waiting_samples": waiting_samples,
+            "samples_wait_for": samples_wait_for,
+            "sample_age": self.counters.sample_age.stats(1.0),
+            "limiter_sampled": limiter_sampled,
+            "limiter_inserted": limiter_inserted,
+            "saturated_priorities": self.items.tree.saturated(),
+            "rounded_up_priorities": self.items.tree.rounded_up(),
+            "panics": self.counters.panics.load(Ordering::Relaxed),
+            "evicted_unread_items": self.counters.evicted_unread_items.load(Ordering::Relaxed),
+            "failed": self.has_failed(),
+        });
+        let saved = serde_json::to_value(self.counters.saved()).unwrap_or_default();
+        for (name, count) in saved.as_object().into_iter().flatten() {
+            stats[name] = count.clone();
+        }
+        stats
+    }
+
+    /// Checks the table at rest: the sum tree adds up, and as many items are live as live chunks have.
+    pub fn check_at_rest(&self) -> crate::Result<()> {
+        self.items.tree.check_at_rest()?;
+        let arrivals = lock(&self.arrivals);
+        let handles = (arrivals.first..arrivals.end()).filter_map(|arrival| arrivals.get(arrival));
+        let chunks = handles.filter_map(|handle| self.chunks.pin(handle));
+        let live = chunks.map(|chunk| lock(&chunk.items).iter().filter(|&&id| self.items.confirm(id)).count());
+        let live = live.sum::<usize>() as u64;
+        let (counted, free) = (self.items.live(), self.items.free_at_rest() as u64);
+        if live != counted || free + live != self.items.capacity() as u64 {
+            return Err(crate::Error::Internal(format!(
+                "{live} items belong to live chunks, {counted} are counted, {free} slots are free"
+            )));
+        }
+        Ok(())
+    }
 }

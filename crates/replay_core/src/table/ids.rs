@@ -5,10 +5,11 @@
 //! Ids are the table's number, slot and lifetime. An id names nothing after its item's end, nor in other tables,
 //! memories and servers; a restored item keeps its id.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::budget::Reservation;
-use base::random::random_number;
+use base::system::random_number;
 
 const SLOT_BITS: u32 = 24;
 const LIFETIME_BITS: u32 = 24;

@@ -4,16 +4,16 @@
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
 //! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
-//! | [`stored`] | chunks, the bytes that count for them, their order of arrival |
+//! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
-//! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
+//! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `read` | all steps, in their order of arrival |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting` | queues of waiting calls; the state of one call |
-//! | `counters`, `stats` | counters; their JSON |
+//! | `counters` | counters and gauges, and their JSON |
 //!
 //! # Invariant
 //!
@@ -25,7 +25,6 @@ pub(crate) mod restore;
 pub mod stored;
 
 pub(crate) mod counters;
-mod evict;
 mod max_priority;
 mod prepare;
 mod push;
@@ -33,7 +32,6 @@ mod read;
 mod sample;
 pub(crate) mod samplers;
 pub(crate) mod save;
-mod stats;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
@@ -47,11 +45,11 @@ use std::sync::Arc;
 
 use crate::budget::Reservation;
 use crate::chunk::RowBlobs;
+use crate::chunk::RowLayout;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::parameters::ParameterStore;
 use crate::replay::{OpenWriter, WriterOpened};
-use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 use crate::sum_tree::Strata;

@@ -1,4 +1,4 @@
-//! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `evict` frees space, and
+//! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `stored` frees space, and
 //! `Table::place` inserts it.
 //!
 //! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
@@ -11,16 +11,15 @@
 //! allocation, free or I/O.
 
 use crate::error::Result;
+use crate::error::WaitReason;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::{Push, PushBody};
 use crate::slab::Handle;
 use crate::sync::{Ordering, lock};
-use crate::wait_reason::WaitReason;
 
-use super::evict::EVICTED_AT_ONCE;
 use super::ids::ItemId;
 use super::prepare::{History, Prepared, PreparedChunk, PreparedItem};
-use super::stored::{Arrivals, PinnedChunk};
+use super::stored::{Arrivals, EVICTED_AT_ONCE, PinnedChunk, PushSize};
 use super::streams::FirstChunk;
 use super::writers::{TableWriter, WriterIdentity};
 use super::{Attempt, Table, Turn};
@@ -114,10 +113,11 @@ impl Table {
                 return Err(error);
             }
         };
+        let size = PushSize { rows: prepared.rows, bytes: prepared.bytes, items: prepared.items.len() };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
             let mut arrivals = self.lock_inserts()?;
-            let room = self.make_room(&mut arrivals, &prepared, &mut evicted);
+            let room = self.make_room(&mut arrivals, &size, &mut evicted);
             let placed = room.and_then(|enough| Ok(enough && self.place(&mut arrivals, &mut prepared)?));
             if let Ok(true) = placed {
                 // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.

@@ -11,8 +11,7 @@ use bytes::Bytes;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::snapshot_records::RecordKind;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, OpenRecord, TableState, WriterRecord, from_json};
+use crate::snapshot_records::{ChunkRecord, ItemRecord, OpenRecord, RecordKind, TableState, WriterRecord, from_json};
 use crate::view_spec::ViewSpec;
 
 use super::Table;

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::chunk::FLAGS_OFFSET;
+use crate::error::WaitReason;
 use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
 use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
-use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
 use crate::sync::Ordering;
-use crate::wait_reason::WaitReason;
 use base::allocation;
 use base::error::check_size;
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, ServedTable, TableState, WriterRecord};
-use crate::snapshot_records::{RecordKind, RecordWriter};
+use crate::snapshot_records::{
+    ChunkRecord, ItemRecord, RecordKind, RecordWriter, ServedTable, TableState, WriterRecord,
+};
 use crate::sync::Ordering;
 
 use super::Table;
@@ -215,7 +216,7 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{Push, PushBody};
     use crate::schema::{Column, Dtype, TableConfig};
-    use crate::snapshot_records::{RecordReader, content};
+    use crate::snapshot_records::{RecordReader, from_json};
     use crate::table::tests::{open, push};
     use crate::table::{Attempt, Turn};
 
@@ -254,12 +255,12 @@ mod tests {
                 (RecordKind::Chunk, _) => chunks += 1,
                 (RecordKind::Items, body) => items += body.len() / ItemRecord::BYTES,
                 (RecordKind::Writer, body) => {
-                    let writer: WriterRecord = content::from_json(&body).unwrap();
+                    let writer: WriterRecord = from_json(&body).unwrap();
                     let open = writer.open.unwrap();
                     assert_eq!((open.last_sequence, open.steps), (1, 1));
                 }
                 (RecordKind::State, body) => {
-                    let state: TableState = content::from_json(&body).unwrap();
+                    let state: TableState = from_json(&body).unwrap();
                     assert_eq!((state.counters.inserted_steps, state.limiter_inserted), (1, 1));
                     break;
                 }

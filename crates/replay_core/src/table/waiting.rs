@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::error::WaitReason;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
-use crate::wait_reason::WaitReason;
 use base::system;
 use base::wait::Wait;
 

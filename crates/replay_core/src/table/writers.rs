@@ -18,10 +18,9 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
-use base::random::random_number;
-use base::system;
+use base::system::{self, random_number};
 
-use crate::snapshot_records::content::{OpenRecord, WriterRecord};
+use crate::snapshot_records::{OpenRecord, WriterRecord};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::streams::Stream;

@@ -25,11 +25,11 @@ use std::sync::Arc;
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
 use super::decode::{Decoded, SampledWindow, Steps, Unpacker};
 use super::{NStep, REWARD};
+use crate::chunk::RowLayout;
 use crate::error::Result;
-use crate::observation::{self, Part};
-use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig};
 use crate::view_spec::find_scalar;
+use crate::view_spec::{self, Part};
 
 pub(super) struct NStepView {
     spec: NStep,
@@ -41,7 +41,7 @@ pub(super) struct NStepView {
 
 impl NStepView {
     pub(super) fn new(spec: NStep, config: &TableConfig) -> Result<Self> {
-        let parts = observation::parts(config, &spec.observation, &spec.stack)?;
+        let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
         let others = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))

@@ -1,4 +1,4 @@
-//! Arrays of the `Sequences` view.
+//! Arrays of the views of several rows: `Sequences`, and `Window`, which has the rows unchanged.
 //!
 //! Each part of the observation has a buffer, with `stack - 1 + T + 1` slots for an item. The stack of step t is the `stack`
 //! slots from slot t on, so the stacks of a window overlap.
@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
 use super::decode::{Decoded, SampledWindow, Unpacker};
-use super::{REWARD, Sequences};
+use super::{REWARD, Sequences, Window};
+use crate::chunk::RowLayout;
 use crate::error::Result;
-use crate::observation::{self, Part};
-use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig, flags};
 use crate::view_spec::find_scalar;
+use crate::view_spec::{self, Part};
 
 pub(super) struct SequenceView {
     spec: Sequences,
@@ -24,20 +24,24 @@ pub(super) struct SequenceView {
     others: Vec<usize>,
 }
 
-/// The bool arrays after `mask`, and the flags in them.
-const FLAGS: [(&str, u8); 3] =
-    [("terminated", flags::TERMINATED), ("truncated", flags::TRUNCATED), ("first", flags::FIRST)];
+/// The bool arrays of flags, and the flag in each. `Sequences` have no array of final rows.
+const FLAGS: [(&str, u8); 4] = [
+    ("terminated", flags::TERMINATED),
+    ("truncated", flags::TRUNCATED),
+    ("first", flags::FIRST),
+    ("final", flags::FINAL),
+];
 
 impl SequenceView {
     pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
-        let parts = observation::parts(config, &spec.observation, &spec.stack)?;
+        let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
         let (state, others) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
             .partition(|&column| {
                 let name = &config.columns[column].name;
                 let mut state = spec.state.iter();
-                state.any(|state| observation::has_column(state, name))
+                state.any(|state| view_spec::has_column(state, name))
             });
         Ok(SequenceView { spec, parts, reward, state, others })
     }
@@ -55,7 +59,7 @@ impl SequenceView {
         specs.push(ArraySpec::new(REWARD, Dtype::Float32, vec![steps]));
         specs.push(ArraySpec::new("discount", Dtype::Float32, vec![steps]));
         specs.push(ArraySpec::new("mask", Dtype::Bool, vec![steps]));
-        specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![steps])));
+        specs.extend(FLAGS[..3].iter().map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![steps])));
         specs.extend(self.state.iter().map(|&column| ArraySpec::of_column(layout, column, None)));
         specs.extend(self.others.iter().map(|&column| ArraySpec::of_column(layout, column, Some(steps))));
         specs
@@ -125,5 +129,44 @@ impl SequenceView {
             window.shared = part.stack > 1;
         }
         arrays
+    }
+}
+
+impl Window {
+    fn rows(&self) -> usize {
+        usize::from(self.before) + 1 + usize::from(self.after)
+    }
+
+    /// The arrays of a batch: mask, flags, then the columns.
+    pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
+        let bits = ["mask"].into_iter().chain(FLAGS.map(|(name, _)| name));
+        let mut specs: Vec<_> = bits.map(|name| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])).collect();
+        specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
+        specs
+    }
+
+    pub(super) fn fill<'a>(
+        &self,
+        unpacker: &mut Unpacker<'a>,
+        window: &SampledWindow<'a>,
+        out: &mut [&mut [u8]],
+    ) -> Decoded<()> {
+        let (bits, columns) = out.split_at_mut(1 + FLAGS.len());
+        for slot in 0..self.rows() {
+            let row = window.row(slot as isize - self.before as isize);
+            bits[0][slot] = u8::from(row.is_some());
+            for (values, (_, flag)) in bits[1..].iter_mut().zip(FLAGS) {
+                values[slot] = u8::from(row.is_some_and(|row| row.has(flag)));
+            }
+            for (column, values) in columns.iter_mut().enumerate() {
+                let bytes = unpacker.bytes(column);
+                let value = &mut values[slot * bytes..(slot + 1) * bytes];
+                match row {
+                    Some(row) => unpacker.unpack(row, column, value)?,
+                    None => value.fill(0),
+                }
+            }
+        }
+        Ok(())
     }
 }

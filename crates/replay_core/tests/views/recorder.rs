@@ -6,9 +6,9 @@ use base::wait::Wait;
 use bytes::Bytes;
 use rand::RngExt;
 use rand::rngs::StdRng;
+use replay_core::chunk::{BlobLength, RowLayout};
 use replay_core::error::{Error, Result};
 use replay_core::replay::{NewItem, PushBody, PushChannel, Sampled, SampledItem};
-use replay_core::row_layout::{BlobLength, RowLayout};
 use replay_core::schema::{TableConfig, flags};
 
 #[derive(Default)]

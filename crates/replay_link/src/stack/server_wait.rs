@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::wait_reason::WaitReason;
+use replay_core::error::WaitReason;
 use replay_wire::{NO_REQUEST, Reply, ReplyBody};
 
 /// State of a wait for the server: the last reason that the server sent.

@@ -10,25 +10,24 @@ use pyo3::prelude::*;
 
 use base::sync::lock;
 use replay_core::error::check_priorities;
-use replay_core::importance;
 use replay_core::mix;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::sum_tree::check_samples;
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
+use replay_core::view::{self, DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 use replay_wire::ErrorCode;
 
 use super::PyReplay;
-use crate::awaited_writers::AwaitedWriters;
+use crate::arguments::{self, TablesArgument};
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{SampleSource, TableDecoder, TableShare};
-use crate::definition::{self, TablesArgument};
 use crate::interpreter::Call;
+use crate::open_writers::AwaitedWriters;
 use crate::writer::PyWriter;
-use crate::{array, error, integer, torch, wait};
+use crate::{array, error, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<Arc<TableDecoder>>>;
@@ -43,7 +42,7 @@ const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 /// reads the cgroup files each time.
 pub(super) fn unpacking_threads() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
-    let most = usize::from(integer::MAX_THREADS);
+    let most = usize::from(arguments::MAX_THREADS);
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(most)))
 }
 
@@ -162,11 +161,11 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         table: &str,
-        #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
-        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = arguments::num_envs)] num_envs: u32,
+        #[pyo3(from_py_with = arguments::view)] view: Option<ViewSpec>,
         name: &str,
-        #[pyo3(from_py_with = integer::server)] server: Option<u32>,
-        #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
+        #[pyo3(from_py_with = arguments::server)] server: Option<u32>,
+        #[pyo3(from_py_with = arguments::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
     ) -> PyResult<PyWriter> {
         let _call = Call::begin(py);
@@ -193,21 +192,21 @@ impl PyReplay {
         &self,
         py: Python<'py>,
         table: TablesArgument,
-        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = arguments::batch_size)] batch_size: u32,
+        #[pyo3(from_py_with = arguments::view)] view: Option<ViewSpec>,
         beta: f64,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
         writers_timeout: Option<f64>,
-        #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
+        #[pyo3(from_py_with = arguments::threads)] threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
-        let device = device.map(|name| torch::device(py, name)).transpose()?;
+        let device = device.map(|name| array::torch_device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
-        let closing = Some(self.backend.closing());
+        view::check_beta(beta).map_err(|error| error::to_python(py, error))?;
+        let closing = self.backend.closing();
         let writers = &self.writers;
         // A short batch ends with its deadline.
         let longest = wait::limit(py, "writers_timeout", writers_timeout)?.filter(|_| !allow_short);
@@ -217,7 +216,7 @@ impl PyReplay {
             let samples =
                 self.sample_source(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
-            let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
+            let sampled = awaited.blocking(py, closing, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let mut samples = samples;
                 let replay = samples.replay.clone();
@@ -242,7 +241,7 @@ impl PyReplay {
         let batch = Bound::new(py, PyBatch::new(sampled.delivered()))?.into_any();
         match device {
             None => Ok(batch),
-            Some(device) => torch::call(intern!(py, "to_device"), (batch, device)),
+            Some(device) => array::torch_call(intern!(py, "to_device"), (batch, device)),
         }
     }
 
@@ -260,19 +259,19 @@ impl PyReplay {
         &self,
         py: Python<'py>,
         table: TablesArgument,
-        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        #[pyo3(from_py_with = definition::view)] view: Option<ViewSpec>,
+        #[pyo3(from_py_with = arguments::batch_size)] batch_size: u32,
+        #[pyo3(from_py_with = arguments::view)] view: Option<ViewSpec>,
         beta: Beta,
-        #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
+        #[pyo3(from_py_with = arguments::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
         writers_timeout: Option<f64>,
-        #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
+        #[pyo3(from_py_with = arguments::threads)] threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
-        let device = device.map(|name| torch::device(py, name)).transpose()?;
+        let device = device.map(|name| array::torch_device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         let samples = self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
         let tables = table.describe();
@@ -284,7 +283,7 @@ impl PyReplay {
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
-            Some(device) => torch::call(intern!(py, "TorchBatches"), (batches, device)),
+            Some(device) => array::torch_call(intern!(py, "TorchBatches"), (batches, device)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Where a connection's requests go: to the service, within the connection's reply budget, or to a session with an extension.
+//! The handshake on a connection, with the messages of [`replay_wire::handshake`], and where its requests go: to the service, within the connection's reply budget, or to a session with an extension.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -7,17 +7,23 @@ use std::rc::Rc;
 use bytes::Bytes;
 use event_listener::EventListener;
 use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use super::Phase;
+use base::error::check_size;
+use replay_core::error::WaitReason;
+use replay_core::table::{Attempt, Turn};
+use replay_link::error::{Error, Result};
+use replay_link::framing::FrameReader;
+use replay_link::stack::Stack;
+use replay_wire::auth::ChannelBinding;
+use replay_wire::handshake::Authenticated;
+use replay_wire::{Extension, NO_REQUEST, ReplyBody, ReplySize, RequestBody, Role, decode_request};
+
+use super::{ConnectionHandler, Phase};
 use crate::plugin::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, UnreadReplies};
 use crate::service::{NumberedTable, Service};
-use base::error::check_size;
-use replay_core::table::{Attempt, Turn};
-use replay_core::wait_reason::WaitReason;
-use replay_link::error::Result;
-use replay_wire::{Extension, ReplyBody, ReplySize, RequestBody};
 
 /// One connection's requests and extension sessions.
 pub struct Dispatcher<'a> {
@@ -146,5 +152,80 @@ impl Drop for Dispatcher<'_> {
             let sessions = self.sessions.get_mut().iter_mut();
             sessions.for_each(|(_, session)| session.end());
         }
+    }
+}
+
+impl<S: Stack> ConnectionHandler<'_, S> {
+    /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns the role of the client's token; `None` if the client left. Errors are also sent to the
+    /// client.
+    pub(super) async fn welcome<R, W>(
+        &self,
+        frames: &mut FrameReader<R>,
+        write: &mut W,
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<Option<Role>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let mut id = NO_REQUEST;
+        let welcomed = self.shake_hands(frames, write, channel_binding, &mut id).await;
+        if let Err(error) = &welcomed {
+            self.count_bad_frame(error);
+            // The connection ends with this error, even if the client does not receive it.
+            let _ = self.write_reply(write, id, error.into()).await;
+        }
+        welcomed
+    }
+
+    /// Sets `id` to the current request's id, for an error reply.
+    async fn shake_hands<R, W>(
+        &self,
+        frames: &mut FrameReader<R>,
+        write: &mut W,
+        channel_binding: Option<ChannelBinding>,
+        id: &mut u64,
+    ) -> Result<Option<Role>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let handshake = &self.context.handshake;
+        let Some(frame) = frames.frame().await? else {
+            return Ok(None);
+        };
+        let request = decode_request(frame)?;
+        *id = request.id;
+        let RequestBody::Hello(hello) = &request.body else {
+            let reason = "the first request of a connection is hello";
+            return Err(Error::protocol(reason.to_owned()));
+        };
+        let (challenge, challenged) = handshake.challenge(hello, channel_binding)?;
+        self.write_reply(write, *id, ReplyBody::Challenge(challenge)).await?;
+        *id = NO_REQUEST;
+        let frame = match frames.frame().await {
+            Ok(Some(frame)) => frame,
+            // A client without a token disconnects here.
+            Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
+                return Err(Error::authentication(
+                    "the client left without a proof that it knows the token: it has none".to_owned(),
+                ));
+            }
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let request = decode_request(frame)?;
+        *id = request.id;
+        let RequestBody::Authenticate(proof) = request.body else {
+            let reason = "the request after the challenge is authenticate";
+            return Err(Error::protocol(reason.to_owned()));
+        };
+        let Authenticated { role, proof } = handshake.authenticate(&challenged, proof)?;
+        if let Err(busy) = self.slot.welcome(role) {
+            self.context.service.counters.connections_refused.add(1);
+            return Err(busy);
+        }
+        self.write_reply(write, *id, ReplyBody::Welcome(proof)).await?;
+        Ok(Some(role))
     }
 }

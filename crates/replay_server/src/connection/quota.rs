@@ -7,8 +7,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::receive::{Line, ReceiveBudgets, ReceivePermit};
 use crate::service::NumberedTable;
+use replay_core::error::WaitReason;
 use replay_core::memory::Memory;
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::{Error, Result};
 use replay_wire::{CloseWriter, Header, RequestBody};
 

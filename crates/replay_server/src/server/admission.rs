@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::config::ServerConfig;
 use base::sync::lock;
 use replay_link::error::{Error, Result};
-use replay_wire::role::Role;
+use replay_wire::Role;
 
 /// Age from which a handshake makes room for a new one. A client's takes three round trips.
 const DISPLACED_AFTER: Duration = Duration::from_millis(250);

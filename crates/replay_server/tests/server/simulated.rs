@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use replay_client::tls;
+use replay_core::error::WaitReason;
 use replay_core::schema::TableConfig;
-use replay_core::wait_reason::WaitReason;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::{GetParameters, PROTOCOL, PutParameters, ReplyBody, RequestBody};

@@ -1,33 +1,32 @@
 //! Requests and replies. The lists at the end have a line for each kind; `read` and `write` have the two lines that take it from and to its
-//! member of the schema's union. Contents of several fields have a file, with a function for each direction.
+//! member of the schema's union. Contents of several fields are in files, with a function for each direction.
 
 mod extension;
 mod hello;
-mod items;
 mod parameters;
 mod push;
 mod sample;
 mod steps;
 mod table;
-mod writer;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
-use crate::error::{ErrorCode, Result};
-use crate::fields::{Payload, Rest, json, key, text, to_json};
-use crate::innet_capnp as wire;
-use crate::role::Role;
+use replay_core::error::WaitReason;
 use replay_core::replay::{
     Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
-use replay_core::wait_reason::WaitReason;
+
+use crate::error::{Error, ErrorCode, Result};
+use crate::fields::{Payload, Rest, json, key, text, to_json};
+use crate::innet_capnp as wire;
 
 pub use extension::Extension;
 pub use hello::{Challenge, Hello};
-pub use items::{ReportCorrupt, UpdatePriorities};
 pub use parameters::{GetParameters, PutParameters};
-pub use writer::{CloseWriter, OpenOrResume};
+pub use push::{CloseWriter, OpenOrResume};
+pub use sample::{ReportCorrupt, UpdatePriorities};
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -189,19 +188,19 @@ impl RequestBody {
             Which::DescribeTable(name) => RequestBody::DescribeTable(text(name)?),
             Which::EmptyTable(name) => RequestBody::EmptyTable(text(name)?),
             Which::DropTable(name) => RequestBody::DropTable(text(name)?),
-            Which::OpenWriter(open) => RequestBody::OpenWriter(writer::read(open?)?),
+            Which::OpenWriter(open) => RequestBody::OpenWriter(push::read_open(open?)?),
             Which::Push(push) => RequestBody::Push(push::read(push?, rest)?),
             Which::Sample(sample) => RequestBody::Sample(sample::read(sample?)?),
-            Which::UpdatePriorities(update) => RequestBody::UpdatePriorities(items::read_update(update?)?),
+            Which::UpdatePriorities(update) => RequestBody::UpdatePriorities(sample::read_update(update?)?),
             Which::ReadSteps(read) => RequestBody::ReadSteps(steps::read(read?)?),
-            Which::ReportCorrupt(report) => RequestBody::ReportCorrupt(items::read_report(report?)?),
+            Which::ReportCorrupt(report) => RequestBody::ReportCorrupt(sample::read_report(report?)?),
             Which::PutParameters(put) => RequestBody::PutParameters(parameters::read_put(put?, rest)?),
             Which::DropParameters(name) => RequestBody::DropParameters(text(name)?),
             Which::GetParameters(get) => RequestBody::GetParameters(parameters::read_get(get?)?),
             Which::Stats(()) => RequestBody::Stats,
             Which::List(()) => RequestBody::List,
             Which::Snapshot(()) => RequestBody::Snapshot,
-            Which::CloseWriter(close) => RequestBody::CloseWriter(writer::read_close(close?)),
+            Which::CloseWriter(close) => RequestBody::CloseWriter(push::read_close(close?)),
             Which::CallExtension(call) => RequestBody::CallExtension(extension::read(call?, rest)?),
         })
     }
@@ -215,15 +214,15 @@ impl RequestBody {
             RequestBody::DescribeTable(name) => root.set_describe_table(name),
             RequestBody::EmptyTable(name) => root.set_empty_table(name),
             RequestBody::DropTable(name) => root.set_drop_table(name),
-            RequestBody::OpenWriter(open) => writer::write(open, root.init_open_writer()),
+            RequestBody::OpenWriter(open) => push::write_open(open, root.init_open_writer()),
             RequestBody::Push(push) => {
                 push::write(push, root.init_push())?;
                 return Ok(push.body.payload.clone());
             }
             RequestBody::Sample(request) => sample::write(request, root.init_sample()),
-            RequestBody::UpdatePriorities(update) => items::write_update(update, root.init_update_priorities()),
+            RequestBody::UpdatePriorities(update) => sample::write_update(update, root.init_update_priorities()),
             RequestBody::ReadSteps(read) => steps::write(read, root.init_read_steps()),
-            RequestBody::ReportCorrupt(report) => items::write_report(report, root.init_report_corrupt()),
+            RequestBody::ReportCorrupt(report) => sample::write_report(report, root.init_report_corrupt()),
             RequestBody::PutParameters(put) => {
                 parameters::write_put(put, root.init_put_parameters());
                 return Ok(put.bytes.clone());
@@ -233,7 +232,7 @@ impl RequestBody {
             RequestBody::Stats => root.set_stats(()),
             RequestBody::List => root.set_list(()),
             RequestBody::Snapshot => root.set_snapshot(()),
-            RequestBody::CloseWriter(close) => writer::write_close(close, root.init_close_writer()),
+            RequestBody::CloseWriter(close) => push::write_close(close, root.init_close_writer()),
             RequestBody::CallExtension(call) => {
                 extension::write(call, root.init_call_extension());
                 return Ok(call.message.clone());
@@ -263,10 +262,10 @@ impl ReplyBody {
             Which::Challenge(challenge) => ReplyBody::Challenge(hello::read_challenge(challenge?)?),
             Which::Welcome(proof) => ReplyBody::Welcome(read_proof(proof)?),
             Which::Table(config) => ReplyBody::Table(table::read(config)?),
-            Which::Writer(opened) => ReplyBody::Writer(writer::read_opened(opened?)),
+            Which::Writer(opened) => ReplyBody::Writer(push::read_opened(opened?)),
             Which::Pushed(pushed) => ReplyBody::Pushed(pushed?.get_steps()),
             Which::Sampled(sampled) => ReplyBody::Sampled(sample::read_sampled(sampled?, rest)?),
-            Which::Updated(receipt) => ReplyBody::Updated(items::read_receipt(receipt?)),
+            Which::Updated(receipt) => ReplyBody::Updated(sample::read_receipt(receipt?)),
             Which::StepsRead(read) => ReplyBody::StepsRead(steps::read_read(read?, rest)?),
             Which::Corrupt(writer) => ReplyBody::Corrupt(Some(text(writer)?).filter(|name| !name.is_empty())),
             Which::Parameters(stored) => ReplyBody::Parameters(parameters::read(stored?, rest)),
@@ -292,14 +291,14 @@ impl ReplyBody {
             ReplyBody::Challenge(challenge) => hello::write_challenge(&challenge, root.init_challenge()),
             ReplyBody::Welcome(proof) => root.set_welcome(proof.as_ref().map_or(&[], |proof| proof)),
             ReplyBody::Table(config) => root.set_table(&*to_json(&config)),
-            ReplyBody::Writer(opened) => writer::write_opened(&opened, root.init_writer()),
+            ReplyBody::Writer(opened) => push::write_opened(&opened, root.init_writer()),
             ReplyBody::Pushed(steps) => root.init_pushed().set_steps(steps),
             ReplyBody::Sampled(mut sampled) => {
                 sample::write_sampled(&sampled, root.init_sampled());
                 sampled.blobs.insert(0, sampled.rows);
                 return (sampled.blobs, sampled.credit);
             }
-            ReplyBody::Updated(receipt) => items::write_receipt(&receipt, root.init_updated()),
+            ReplyBody::Updated(receipt) => sample::write_receipt(&receipt, root.init_updated()),
             ReplyBody::StepsRead(read) => {
                 steps::write_read(&read, root.init_steps_read());
                 return (read.chunks.into_iter().map(|chunk| chunk.packed).collect(), None);
@@ -398,4 +397,42 @@ kinds! {
     "listing" Listing(Listing),
     /// Answer of an extension.
     "extension" Extension(Extension),
+}
+
+/// Role of a client. Each one may make the requests of those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Role {
+    /// Writes with writers of its own; reads definitions, parameters and statistics.
+    Actor,
+    /// Samples, updates priorities, publishes parameters, makes tables, removes damaged items, and uses the server's extensions.
+    Learner,
+    /// Empties and drops tables, drops parameters, saves snapshots.
+    Operator,
+}
+
+impl Role {
+    /// Name for errors and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Actor => "actor",
+            Role::Learner => "learner",
+            Role::Operator => "operator",
+        }
+    }
+
+    /// Checks that a client of this role may make a request.
+    pub fn check(self, request: &RequestBody) -> Result<()> {
+        let required = request.role();
+        if self >= required {
+            return Ok(());
+        }
+        Err(Error::Forbidden {
+            role: self.name(),
+            request: request.name(),
+            allowed_by: match required {
+                Role::Operator => "the server's operator token (--token-file)",
+                _ => "the server's learner token (--learner-token-file) or operator token (--token-file)",
+            },
+        })
+    }
 }

@@ -5,10 +5,10 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+use replay_core::error::WaitReason;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::view::{NStep, ViewSpec};
-use replay_core::wait_reason::WaitReason;
 use replay_wire::error::ErrorCode;
 use replay_wire::*;
 

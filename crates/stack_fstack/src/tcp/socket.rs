@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::reactor::{Reactor, check, off_thread};
 use super::readiness::Direction;
 use super::start;
-use base::random::random_number;
+use base::system::random_number;
 use replay_link::stack::Address;
 
 /// Length of the listen queue.

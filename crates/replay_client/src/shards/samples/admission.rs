@@ -4,9 +4,9 @@ use super::super::merge::min_size;
 use super::super::partial::divide;
 use super::super::shard_link::ShardLink;
 use super::ShardedSamples;
+use replay_core::error::WaitReason;
 use replay_core::replay::ShareState;
 use replay_core::sum_tree::MAX_SAMPLES;
-use replay_core::wait_reason::WaitReason;
 use replay_link::error::Result;
 
 impl ShardedSamples {

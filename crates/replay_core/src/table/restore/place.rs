@@ -6,7 +6,7 @@ use super::{Staged, StagedChunk};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::schema::TableConfig;
-use crate::snapshot_records::content::{ItemRecord, OpenRecord, TableState};
+use crate::snapshot_records::{ItemRecord, OpenRecord, TableState};
 use crate::sync::Ordering;
 use crate::table::Table;
 use crate::table::ids::{ItemId, RestoredIds};
