@@ -126,8 +126,7 @@ def train(arguments: Sequence[str]) -> None:
     flags = chosen.flags
     callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import local
-    from innet_drl.train.observe.log import logs_on_console
-    from innet_drl.train.observe.page import Page
+    from innet_drl.train.observe.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
     out = flags.resume or flags.out
@@ -151,8 +150,7 @@ def learner(arguments: Sequence[str]) -> None:
     chosen = parse_learner(arguments)
     callbacks = _callbacks(track=chosen.flags.track)
     from innet_drl.launch import local
-    from innet_drl.train.observe.log import logs_on_console
-    from innet_drl.train.observe.page import Page
+    from innet_drl.train.observe.page import Page, logs_on_console
 
     with logs_on_console():
         local.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
@@ -165,7 +163,7 @@ def actor(arguments: Sequence[str]) -> None:
     flags = parse(ActorFlags, "actor", arguments)
     from innet_drl.launch.joining import Joining, run
     from innet_drl.train.memory import server_token_of_actors
-    from innet_drl.train.observe.log import logs_on_console
+    from innet_drl.train.observe.page import logs_on_console
 
     own = ("environment", "environment_threads", "actor_threads")
     changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
@@ -189,8 +187,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train.observe.log import logs_on_console
-    from innet_drl.train.observe.page import page_of_command
+    from innet_drl.train.observe.page import logs_on_console, page_of_command
 
     def show(report: Any) -> None:
         print(report, file=sys.stderr, flush=True)

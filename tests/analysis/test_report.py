@@ -25,8 +25,7 @@ from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.observe.metrics import parts
-from innet_drl.train.observe.panels import Panel
+from innet_drl.train.observe.metrics import Panel, parts
 from innet_drl.train.run_folder import RunFolder
 
 

@@ -17,11 +17,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from innet_drl.train.observe.display import plain_line
-from innet_drl.train.observe.log import logs_on_console
-from innet_drl.train.observe.metrics import METRICS, ActorReport, Game, Meter, parts, tags
+from innet_drl.train.observe.metrics import METRICS, PANELS, ActorReport, Game, Meter, parts, tags
 from innet_drl.train.observe.metrics_files import MetricsFiles
-from innet_drl.train.observe.page import SMALLEST_PAGE, Page
-from innet_drl.train.observe.panels import PANELS
+from innet_drl.train.observe.page import SMALLEST_PAGE, Page, logs_on_console
 from innet_drl.train.observe.totals import MemoryCounters, Totals
 
 TABLE = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from innet_drl.analysis import pictures
 from innet_drl.analysis.recorded_run import RecordedRun
 from innet_drl.train.observe.display import Progress
-from innet_drl.train.observe.panels import PANELS, Panel
+from innet_drl.train.observe.metrics import PANELS, Panel
 
 POINTS = 200
 """Largest number of points of an area: matplotlib simplifies lines, and not areas."""

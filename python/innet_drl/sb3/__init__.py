@@ -1,17 +1,10 @@
 """Stable-Baselines3 on this memory: a replay buffer for its algorithms, and algorithms with prioritized replay.
 
-    from stable_baselines3 import SAC
-    from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN
+from stable_baselines3 import SAC
+from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN
 
-    model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=InnetReplayBuffer)
-    model = PrioritizedDQN("MlpPolicy", "CartPole-v1")
-
-| file | subject |
-| --- | --- |
-| `buffer` | `InnetReplayBuffer` |
-| `algorithms` | `PrioritizedDQN`, `PrioritizedSAC` |
-| `stream` | the steps on their way into the table |
-| `processes` | `collect` and `train` in processes of their own |
+model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=InnetReplayBuffer)
+model = PrioritizedDQN("MlpPolicy", "CartPole-v1")
 """
 
 from innet_drl.errors import MissingExtraError

@@ -16,8 +16,15 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from innet_drl.structures import at_index, map_leaves
-from innet_drl.train.environments.spaces import Actions, Encoder, is_gymnasium, numbered_from, unusable
-from innet_drl.train.environments.spec import Arrays, EnvironmentSpec
+from innet_drl.train.environments.spaces import (
+    Actions,
+    Arrays,
+    Encoder,
+    EnvironmentSpec,
+    is_gymnasium,
+    numbered_from,
+    unusable,
+)
 from innet_drl.train.errors import UnavailableEnvironmentError
 
 INFO_BYTES = 512

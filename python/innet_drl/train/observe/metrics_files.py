@@ -15,8 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-from innet_drl.train.observe.metrics import METRICS, Metrics, tags
-from innet_drl.train.observe.panels import PANELS
+from innet_drl.train.observe.metrics import METRICS, PANELS, Metrics, tags
 
 BUFFER_BYTES = 1 << 20
 """Size above the longest line, so that what a full disk refuses stays in the buffer, and is written later."""
