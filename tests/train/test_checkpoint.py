@@ -42,7 +42,7 @@ def test_the_new_name_of_a_checkpoint_is_on_the_disk(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", sync)
     save_checkpoint(path, {"model.weight": torch.ones(2)}, {})
-    assert synced == [(path.with_suffix(".partial"), False), (tmp_path, False), (tmp_path, True)]
+    assert synced == [(path.with_name(f"{path.name}.partial"), False), (tmp_path, False), (tmp_path, True)]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)

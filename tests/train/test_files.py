@@ -15,7 +15,7 @@ from innet_drl.analysis.report import write_report
 from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.train import environments
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.files import new_file
+from innet_drl.train.files import replacing
 from innet_drl.train.learn.checkpoints import save_checkpoint
 from innet_drl.train.networks import make_network
 from innet_drl.train.observe.stopwatch import Times
@@ -34,25 +34,25 @@ def report(folder: Path) -> None:
     write_report([folder])
 
 
-WRITTEN: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "best.partial": (
-        "best.safetensors",
-        lambda folder: save_checkpoint(folder / "best.safetensors", {"weight": torch.ones(2)}, {}),
+WRITTEN: dict[str, Callable[[Path], object]] = {
+    "best.safetensors": lambda folder: save_checkpoint(
+        folder / "best.safetensors",
+        {"weight": torch.ones(2)},
+        {},
     ),
-    "config.partial": ("config.yaml", lambda folder: RunFolder(folder).begin(small())),
-    "game.partial.mp4": ("game.mp4", record),
-    "report.html.partial": ("report.html", report),
-    "sweep.json.part": (
-        "sweep.json",
-        lambda folder: Sweep(this_machine("cpu"), "cartpole", small()).save(folder / "sweep.json"),
+    "config.yaml": lambda folder: RunFolder(folder).begin(small()),
+    "game.mp4": record,
+    "report.html": report,
+    "sweep.json": lambda folder: Sweep(this_machine("cpu"), "cartpole", small()).save(
+        folder / "sweep.json",
     ),
-    "times.json.partial": ("times.json", lambda folder: Times(folder, resumed=False).write()),
+    "times.json": lambda folder: Times(folder, resumed=False).write(),
 }
 
 
-@pytest.mark.parametrize("partial", WRITTEN)
-def test_a_link_with_a_temporary_name_is_not_followed(tmp_path: Path, partial: str) -> None:
-    name, write = WRITTEN[partial]
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_link_with_a_temporary_name_is_not_followed(tmp_path: Path, name: str) -> None:
+    write, partial = WRITTEN[name], f"{name}.partial"
     mine, folder = tmp_path / "mine", tmp_path / "folder"
     mine.write_text("a file of the user's")
     folder.mkdir()
@@ -66,10 +66,10 @@ def test_a_link_with_a_temporary_name_is_not_followed(tmp_path: Path, partial: s
         assert not (folder / partial).is_symlink()
 
 
-@pytest.mark.parametrize("partial", WRITTEN)
-def test_only_files_are_replaced(tmp_path: Path, partial: str) -> None:
+@pytest.mark.parametrize("name", WRITTEN)
+def test_only_files_are_replaced(tmp_path: Path, name: str) -> None:
     """A pipe and a device stay; of a link the target is replaced. The times of a run are left out with a warning."""
-    name, write = WRITTEN[partial]
+    write = WRITTEN[name]
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(tmp_path / "no")):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
@@ -90,10 +90,10 @@ def test_only_files_are_replaced(tmp_path: Path, partial: str) -> None:
 
 
 def test_a_link_that_is_made_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, partial = tmp_path / "mine", tmp_path / "partial"
+    mine = tmp_path / "mine"
     mine.write_text("a file of the user's")
     # Another process makes the link after the removal.
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok: path.symlink_to(mine))
-    with pytest.raises(FileExistsError):
-        new_file(partial)
+    with pytest.raises(FileExistsError), replacing(tmp_path / "file"):
+        pass
     assert mine.read_text() == "a file of the user's"

@@ -119,8 +119,7 @@ def read_run(path: Path, name: str) -> RecordedRun:
         with reading(path / "evaluation.json"):
             evaluation = json.loads((path / "evaluation.json").read_text())
     with reading(path):
-        videos = [video for video in folder.videos.glob("*.mp4") if not video.name.endswith(".partial.mp4")]
-        newest = max(videos, key=lambda video: video.stat().st_mtime, default=None)
+        newest = max(folder.videos.glob("*.mp4"), key=lambda video: video.stat().st_mtime, default=None)
         held = folder.is_held
     return RecordedRun(path, name, config, columns, evaluation, read_lines(path / "sessions.jsonl"), newest, held)
 

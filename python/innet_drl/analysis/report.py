@@ -17,7 +17,7 @@ from innet_drl.analysis import tables
 from innet_drl.analysis.charts import charts
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.files import replacing
 from innet_drl.train.observe.display import Progress, silent
 from innet_drl.train.run_folder import RunFolder
 
@@ -66,22 +66,12 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         raise ConfigurationError(f"--out {path}: a report is an HTML file, name it {path.with_suffix('.html').name}")
     for run in folders:
         RunFolder.open(run)
-    with writing(str(path), "choose another file with --out"):
-        target = replaceable(path)
-        partial = target.with_name(f"{target.name}.partial")
-        # Fails before the work if the file cannot be written.
-        new_file(partial).close()
-    try:
+    # Entered before the work, which would be lost if the file cannot be written.
+    with writing(str(path), "choose another file with --out"), replacing(path) as file:
         names = _names(folders)
         read = [read_run(run, name) for run, name in zip(folders, names, strict=True)]
         videos = [_video(run, run.video, path) for run in read if run.video is not None]
-        text = _page(read, videos, progress)
-        with writing(str(path), "choose another file with --out"):
-            with new_file(partial) as file:
-                file.write(text.encode())
-            partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+        file.write_text(_page(read, videos, progress))
     notes = [f"{video.name} of {video.run}: {video.linked}" for video in videos if video.linked]
     return Report(path, path.stat().st_size, tuple(read), tuple(notes))
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 
-def new_file(path: Path) -> BinaryIO:
-    """Creates a temporary file and opens it for writing; replaces a leftover of an ended process.
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yields an empty temporary file, which replaces `path` at the end of the context, unless that raises.
 
-    A symbolic link at `path` is removed and not followed, as it might name any file of this user.
+    A symbolic link with the temporary name is removed and not followed, as it might name any file of this user. See
+    `replaceable` for one at `path`, and `put_in_place` for what `durable` means.
 
     Raises:
-        OSError: The file cannot be created, or another process creates it at the same time.
+        OSError: The file cannot be created or renamed, or another process creates it at the same time.
     """
-    path.unlink(missing_ok=True)
-    return path.open("xb")
+    path = replaceable(path)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.open("xb").close()
+    try:
+        yield partial
+        if durable:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            put_in_place(partial, path)
+        else:
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def replaceable(path: Path) -> Path:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
 from innet_drl.train.errors import RunFolderError, resuming, writing
-from innet_drl.train.files import new_file, put_in_place, replaceable
+from innet_drl.train.files import put_in_place, replacing
 from innet_drl.train.learn.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.settings.config import Config
 
@@ -217,10 +217,8 @@ class RunFolder:
         """Makes the parts of the folder, and writes the settings."""
         with self.writing():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            partial = self.path / "config.partial"
-            new_file(partial).close()
-            config.save(partial)
-            partial.replace(replaceable(self.path / "config.yaml"))
+            with replacing(self.path / "config.yaml") as file:
+                config.save(file)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Path]:
@@ -306,11 +304,8 @@ class RunFolder:
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Writes the evaluation after training, which replaces an earlier session's evaluation."""
-        with self.writing():
-            partial = self.path / "evaluation.partial"
-            with new_file(partial) as file:
-                file.write(json.dumps(evaluation, indent=2).encode() + b"\n")
-            partial.replace(replaceable(self.path / "evaluation.json"))
+        with self.writing(), replacing(self.path / "evaluation.json") as file:
+            file.write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Writes the agent with the best evaluation, which replaces the previous one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import psutil
 
 from innet_drl.analysis.sweep.point import Point
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.files import replacing
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, processor
 
@@ -105,12 +104,8 @@ class Sweep:
             "points": [dataclasses.asdict(point) for point in self.points],
             **self.results,
         }
-        with writing(str(path), "choose another file with --json"):
-            target = replaceable(path)
-            part = target.with_name(target.name + ".part")
-            with new_file(part) as file:
-                file.write((json.dumps(values, indent=1) + "\n").encode())
-            os.replace(part, target)
+        with writing(str(path), "choose another file with --json"), replacing(path) as file:
+            file.write_text(json.dumps(values, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Sweep:

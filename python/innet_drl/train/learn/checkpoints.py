@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.files import new_file, put_in_place, replaceable
+from innet_drl.train.files import replacing
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -32,19 +31,11 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     """Writes a checkpoint atomically, by a temporary file and a rename."""
     import safetensors.torch
 
-    path = replaceable(path)
-    partial = path.with_suffix(".partial")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     counters = json.dumps(state)
     content = safetensors.torch.save(whole, {"state": counters, "crc32": str(_checksum(whole, counters))})
-    try:
-        with new_file(partial) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        put_in_place(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path, durable=True) as file:
+        file.write_bytes(content)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +105,9 @@ class Times:
     def write(self) -> None:
         """Writes the sums; if they cannot be written, a warning says so once."""
         sums = {"seconds": self.seconds, "samples": self.samples, "blocked_samples": self.blocked_samples}
-        partial = self._file.with_name(f"{TIMES}.partial")
         try:
-            with new_file(partial) as file:
-                file.write(json.dumps(sums).encode() + b"\n")
-            partial.replace(replaceable(self._file))
+            with replacing(self._file) as file:
+                file.write_text(json.dumps(sums) + "\n")
         except OSError as error:
             if not self._warned:
                 folder, reason = self._file.parent, error.strerror or error

@@ -14,7 +14,7 @@ from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
-from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.files import replacing
 from innet_drl.train.networks import q_values
 from innet_drl.train.observe.display import Progress, silent
 from innet_drl.train.observe.metrics import score_of
@@ -44,16 +44,8 @@ def record(
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
     if not 0 < seconds < float("inf"):
         raise ConfigurationError(f"--seconds {seconds}: it must be a number above 0")
-    path = replaceable(path)
-    partial = path.with_suffix(".partial.mp4")
-    # Checked here, because ffmpeg's error of a missing or read-only folder is unclear.
-    new_file(partial).close()
-    try:
-        recorded = _record(config, network, partial, seed, seconds, progress)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return recorded
+    with replacing(path) as file:
+        return _record(config, network, file, seed, seconds, progress)
 
 
 def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float, progress: Progress) -> float:
@@ -76,6 +68,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
                     macro_block_size=2,
                     quality=7,
                     ffmpeg_log_level="quiet",
+                    output_params=["-f", "mp4"],
                 )
                 writer.send(None)
             writer.send(np.ascontiguousarray(picture))
