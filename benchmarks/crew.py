@@ -76,17 +76,6 @@ class Crew:
             self._receive_all(give_up - time.monotonic())
         return self._received[pipe].popleft()
 
-    def check(self) -> None:
-        """Receives waiting messages.
-
-        Raises:
-            SystemExit: A process has failed or ended.
-        """
-        while wait(self._running, 0):
-            self._receive_all(0)
-        if len(self._running) < len(self._processes):
-            raise SystemExit("a process of the benchmark has ended too early")
-
     def _receive_all(self, timeout: float) -> None:
         ready = wait(self._running, timeout)
         if not ready:

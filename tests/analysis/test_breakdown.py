@@ -136,10 +136,10 @@ def test_a_resumed_run_adds_its_times(tmp_path: Path) -> None:
 
 def test_many_actors_share_a_bar(trained: tuple[Path, Result]) -> None:
     found = read(trained[0])
-    actors = [bar for bar in found.bars if bar.name.startswith("actor ")]
-    many = [dataclasses.replace(actors[n % 2], name=f"actor {n}") for n in range(8)]
+    actors = [bar for bar in found.bars if bar.process.startswith("actor ")]
+    many = [dataclasses.replace(actors[n % 2], process=f"actor {n}") for n in range(8)]
     shown = dataclasses.replace(found, bars=[*found.bars[:2], *many]).shown
-    assert [bar.name for bar in shown] == ["learner 0", "learner 0: targets", "actors"]
+    assert [bar.process for bar in shown] == ["learner 0", "learner 0: targets", "actors"]
     assert shown[-1].seconds == pytest.approx(sum(bar.seconds for bar in many))
     assert sum(together(many).shares.values()) == pytest.approx(1)
 

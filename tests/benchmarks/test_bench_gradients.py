@@ -134,6 +134,15 @@ def test_the_failure_of_a_process_ends_the_measurement(error: BaseException, tol
         crew.receive(crew.start(fail, error))
 
 
+def end_at_once(pipe: Connection) -> None:
+    """A role that ends at its start."""
+
+
+def test_a_process_that_ends_at_its_start_ends_the_measurement() -> None:
+    with Crew() as crew, pytest.raises(SystemExit, match="has ended too early"):
+        crew.receive(crew.start(end_at_once))
+
+
 def test_all_workers_get_the_sum_of_vectors_of_any_size() -> None:
     with summing(3, 1 << 20) as (_, address), ThreadPoolExecutor(3) as pool:
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ MOST_PROCESSES = 6
 class Bar:
     """The time of a process, or of all actors together."""
 
-    name: str
+    process: str
     """`learner 0`, `actor 3`, `serial`, or all `actors`; `learner 0: targets` is a thread that works beside it."""
     seconds: float
     """Seconds of training."""
@@ -64,7 +64,7 @@ class Bar:
 class Breakdown:
     """The bars of a run."""
 
-    path: Path
+    run: str
     environment: str
     bars: list[Bar]
     """The learner first."""
@@ -77,30 +77,14 @@ class Breakdown:
     @property
     def shown(self) -> list[Bar]:
         """The bars of every process, or of the learner and of all actors together."""
-        actors = [bar for bar in self.bars if bar.name.startswith("actor ")]
+        actors = [bar for bar in self.bars if bar.process.startswith("actor ")]
         if len(self.bars) <= MOST_PROCESSES or not actors:
             return self.bars
         return [*(bar for bar in self.bars if bar not in actors), together(actors)]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the breakdown as plain JSON values."""
-        return {
-            "run": str(self.path),
-            "environment": self.environment,
-            "note": self.note or None,
-            "samples": self.samples,
-            "blocked_samples": self.blocked_samples,
-            "bars": [
-                {
-                    "process": bar.name,
-                    "seconds": round(bar.seconds, 3),
-                    "start_s": round(bar.start_s, 3),
-                    "shares": bar.shares,
-                    "kinds": bar.kinds,
-                }
-                for bar in self.bars
-            ],
-        }
+        return {**asdict(self), "bars": [{**asdict(bar), "kinds": bar.kinds} for bar in self.bars]}
 
 
 def run(flags: BreakdownFlags) -> None:
@@ -136,7 +120,9 @@ def read(path: Path) -> Breakdown:
     seconds = times.pop("seconds")
     # By length: `actor 10` is behind `actor 9`.
     names = sorted(seconds, key=lambda name: (name.startswith("actor "), len(name), name))
-    return Breakdown(path, config.environment_name, [_bar(name, seconds[name]) for name in names], **times, note=note)
+    return Breakdown(
+        str(path), config.environment_name, [_bar(name, seconds[name]) for name in names], **times, note=note
+    )
 
 
 def _bar(name: str, seconds: dict[str, float]) -> Bar:
@@ -164,7 +150,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 def table(breakdown: Breakdown) -> str:
     """The breakdown as text: a column for each bar, a row for each activity."""
     shown = breakdown.shown
-    rows = [("", *(bar.name for bar in shown))]
+    rows = [("", *(bar.process for bar in shown))]
     for kind, activities in KINDS.items():
         rows.append((kind, *(_percent(bar.kinds[kind]) for bar in shown)))
         rows += [
@@ -175,8 +161,8 @@ def table(breakdown: Breakdown) -> str:
     rows.append(("sum", *(_percent(sum(bar.shares.values())) for bar in shown)))
     rows.append(("seconds", *(f"{bar.seconds:,.1f}" for bar in shown)))
     rows.append(("start before, s", *(f"{bar.start_s:,.1f}" for bar in shown)))
-    lines = [f"{breakdown.path}: {breakdown.environment}", aligned(rows, left=1)]
-    if any(":" in bar.name for bar in shown):
+    lines = [f"{breakdown.run}: {breakdown.environment}", aligned(rows, left=1)]
+    if any(":" in bar.process for bar in shown):
         lines.append("a column with a colon is a thread that works beside its process: overlapped time")
     if breakdown.samples:
         share = min(1.0, breakdown.blocked_samples / breakdown.samples)
