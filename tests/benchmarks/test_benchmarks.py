@@ -426,7 +426,7 @@ def test_the_cost_of_timers_is_measured(capsys: pytest.CaptureFixture[str]) -> N
         ("playing.py", "train/play/actor.py", "episodes.add(step", "other"),
         ("playing.py", "launch/playing.py", "writer.flush(timeout", "wait for the memory"),
         ("parallel.py", "train/learn/learner.py", "loss.backward()", "backward"),
-        ("parallel.py", "train/learn/learner.py", "targets = self.targets(batch)", "targets"),
+        ("parallel.py", "train/learn/learner.py", "batch = self.with_targets(batch)", "targets"),
         ("parallel.py", "launch/parallel.py", "trainer.priorities(earlier)", "priorities"),
         ("parallel.py", "batches.py", "batch = next(self._batches)", "wait for a batch"),
         ("parallel.py", "batches.py", "return to_device(batch, self._device)", "upload"),
