@@ -14,11 +14,10 @@ from typing import Self
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
-from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
+from innet_drl.launch.processes import HUNG, ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.train import environments
 from innet_drl.train.errors import ActorError
 from innet_drl.train.observe.metrics import ActorReport
-from innet_drl.train.play import watchdog
 from innet_drl.train.published_run import RunPublisher
 from innet_drl.train.settings.config import Config
 
@@ -148,7 +147,7 @@ class Actors:
     def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
         index, failure = assignment.index, ended.failure
         limit = self._config.environment_timeout
-        if ended.exit_code == watchdog.EXIT_CODE and limit is not None:
+        if ended.exit_code == HUNG and limit is not None:
             hung = f"its environments did not return for {limit:g} s (environment_timeout); its stacks are above"
             failure = failure or ProcessFailure(hung, fatal=False)
         reason = None if index in self._played else import_failure(ended.exit_code)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import torch
 
 import innet_drl as innet
-from innet_drl.launch.processes import LeavesRun, Stopped
+from innet_drl.launch.processes import LeavesRun, Stopped, watchdog
 from innet_drl.train.environments import Environments
 from innet_drl.train.memory import ReplayMemory, memory_class, memory_settings
 from innet_drl.train.networks import make_network, published
 from innet_drl.train.observe.stopwatch import MEMORY, Stopwatch
 from innet_drl.train.play.actor import Actor
-from innet_drl.train.play.watchdog import watchdog
 from innet_drl.train.settings.config import Config
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ learner's process.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import logging
 import multiprocessing
@@ -106,6 +107,8 @@ def start_fork_server() -> None:
 
 IMPORT_FAILED = 1
 """Exit code of a process that raised before its main function, or was ended by C code of its environment."""
+HUNG = -signal.SIGALRM
+"""Exit code of a process that a `watchdog` has ended."""
 NO_MAIN_GUARD = 3
 """Exit code of a process whose import of the caller's script would train again."""
 MAIN_GUARD = (
@@ -247,6 +250,31 @@ def _stop(number: int, frame: FrameType | None) -> None:
     # Only once: the process then closes its environments.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
+
+
+class _Watchdog:
+    """A timer of SIGALRM, for which `faulthandler` prints the stacks and leaves the process to the signal's default.
+
+    It needs no GIL, which an environment in C++ may hold.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        faulthandler.register(signal.SIGALRM, chain=True)
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def watchdog(seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    """Returns a context for calls of environments: after `seconds` in it the process prints its stacks and ends.
+
+    `None` is no limit.
+    """
+    return contextlib.nullcontext() if seconds is None else _Watchdog(seconds)
 
 
 def silence_logs() -> None:

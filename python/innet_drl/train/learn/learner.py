@@ -124,15 +124,17 @@ class Learner:
             self.average.to(memory_format=numerics.layout)
 
     def update(self, batch: TorchBatch) -> Update:
-        """Takes one step of the optimizer on a sampled batch on the learner's device.
+        """Takes one step of the optimizer on a sampled batch on the learner's device; returns its new priorities.
 
         Several learners step with the mean of their gradients.
         """
         config, network = self.config, self.network
-        batch = self._given(batch)
+        if self.loss.has_targets and not isinstance(batch, BatchWithTargets):
+            batch = self.with_targets(batch)
+            self.stopwatch.lap("targets")
         with self._autocast():
-            # Of double Q-learning the Huber loss of Q(s, a) - target, and its absolute value.
-            loss, td_error, q = self.loss(network, self.target, batch)
+            # Of double Q-learning the Huber loss of target - Q(s, a), and the absolute value of that.
+            loss, td_error, q = self.loss(network, self.target, self._readable(batch))
         # Importance weights correct what prioritized sampling prefers.
         loss = (batch.weights * loss).mean()
         self.stopwatch.lap("forward")
@@ -188,11 +190,10 @@ class Learner:
 
         def compute(online: losses.Outputs, target: losses.Outputs, _: TorchBatch) -> Any:
             function = loss.function if isinstance(loss, losses.FunctionLoss) else loss
-            return function(online, target, self._given(batch))
+            return function(online, target, self._readable(self.with_targets(batch)))
 
         with self._autocast():
-            readable = self._readable(batch, "observation")
-            losses.tried(loss, compute, self.network, self.target, readable, "a random batch")
+            losses.tried(loss, compute, self.network, self.target, self._readable(batch), "a random batch")
 
     @functools.cached_property
     def _has_buffers(self) -> bool:
@@ -249,17 +250,9 @@ class Learner:
         self.updates = updates
         self.publications = publications
 
-    def _given(self, batch: TorchBatch) -> TorchBatch:
-        """Returns the batch as the loss takes it: with targets, and observations that networks read."""
-        if not self.loss.has_targets:
-            return self._readable(batch, "observation", "next_observation")
-        if not isinstance(batch, BatchWithTargets):
-            batch = self.with_targets(batch)
-            self.stopwatch.lap("targets")
-        return self._readable(batch, "observation")
-
     def _readable(self, batch: TorchBatch, *names: str) -> TorchBatch:
-        """Returns the batch with these observations in the learner's arithmetic and layout."""
+        """Returns the batch with observations `names`, by default those of the loss, as networks read them."""
+        names = names or (("observation",) if self.loss.has_targets else ("observation", "next_observation"))
         tensors = batch.as_dict()
         return TorchBatch(len(batch), {**tensors, **{name: self._prepare(tensors[name]) for name in names}})
 
