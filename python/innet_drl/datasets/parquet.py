@@ -9,11 +9,11 @@ Each page has a checksum, which a reader compares. It leaves out headers and the
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import math
-import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -32,32 +32,28 @@ _GROUP_BYTES = 16 << 20
 _READ_ROWS = 4096
 
 
-def write(path: str, blocks: Iterable[rows.Block]) -> None:
-    """Writes the rows, and replaces the file once they are complete."""
-    part = f"{path}.part"
-    with contextlib.ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
-        held: list[rows.Block] = []
-        count = 0
-        for block in blocks:
-            if writer is None:
-                file = stack.enter_context(open(part, "wb"))
-                stack.callback(_unlink, part)
-                writer = stack.enter_context(_writer(file, block))
-                row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
-                most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
-            for piece in rows.pieces(block, most):
-                held.append(piece)
-                count += len(piece["final"])
-                if count >= most:
-                    _write_group(writer, held)
-                    count = 0
-        assert writer is not None, "there is at least one block"
-        if held:
-            _write_group(writer, held)
-        writer.close()
-        file.close()
-        os.replace(part, path)
+def write(path: str, blocks: Iterator[rows.Block]) -> None:
+    """Writes the rows, at least one block, and replaces the file once they are complete."""
+    part = Path(f"{path}.part")
+    first = next(blocks)
+    row_bytes = sum(array.nbytes for array in first.values()) // len(first["final"])
+    most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
+    held: list[rows.Block] = []
+    count = 0
+    try:
+        with part.open("wb") as file, _writer(file, first) as writer:
+            for block in itertools.chain([first], blocks):
+                for piece in rows.pieces(block, most):
+                    held.append(piece)
+                    count += len(piece["final"])
+                    if count >= most:
+                        _write_group(writer, held)
+                        count = 0
+            if held:
+                _write_group(writer, held)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _writer(file: IO[bytes], block: rows.Block) -> pq.ParquetWriter:
@@ -75,11 +71,6 @@ def _write_group(writer: pq.ParquetWriter, held: list[rows.Block]) -> None:
     arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in held[0]]
     held.clear()
     writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:

@@ -142,7 +142,7 @@ class InnetReplayBuffer(ReplayBuffer):
         self._units: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
         if isinstance(action_space, spaces.Box):
             low, high = (bound.astype(np.float64) for bound in (action_space.low, action_space.high))
-            self._units = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+            self._units = _fewest((low + high) / 2), _fewest((high - low) / 2)
         self._stream: Stream | None = None
         self._replay: innet.Replay | None = None
         self._open(None)
@@ -420,3 +420,9 @@ class InnetReplayBuffer(ReplayBuffer):
     def __repr__(self) -> str:
         place = self.address or "in this process"
         return f"<InnetReplayBuffer {self.table.name!r} of {self.table.capacity} steps, {place}>"
+
+
+def _fewest(bounds: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The bounds in float32, as one number where all are equal: NumPy applies it to a batch in half of the time."""
+    first = bounds.reshape(-1)[0]
+    return np.asarray(first if (bounds == first).all() else bounds, np.float32)
