@@ -8,7 +8,6 @@
 mod contribution;
 mod control;
 mod deadline;
-mod parent;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

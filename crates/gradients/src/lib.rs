@@ -26,9 +26,8 @@
 //! | `datagrams` | UDP sockets: on Linux many datagrams for each system call |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
 //! | [`ethernet`] | Ethernet, IPv4, UDP and ARP headers, for DPDK |
-//! | `worker_transport` | a worker on a transport |
+//! | `worker_transport` | a worker on a transport; an asynchronous worker on UDP |
 //! | `transports` | running aggregators and their threads; UDP transports of an aggregator and of a worker; the choice between UDP and DPDK |
-//! | `asynchronous_worker` | an asynchronous worker on UDP |
 //!
 //! # Why sums are exact
 //!
@@ -50,7 +49,6 @@
 mod aggregator;
 pub mod arithmetic;
 mod asynchronous_session;
-mod asynchronous_worker;
 mod counters;
 mod datagrams;
 #[cfg(feature = "dpdk")]
@@ -77,7 +75,6 @@ use serde::{Deserialize, Serialize};
 pub use aggregator::{Aggregator, AggregatorLimits, EXPIRE_EVERY};
 pub use arithmetic::Arithmetic;
 pub use asynchronous_session::AsynchronousSession;
-pub use asynchronous_worker::AsynchronousWorker;
 pub use counters::{AggregatorCounters, Contributions, FrameCounters};
 pub use datagrams::SOCKET_BUFFER;
 pub use error::{Error, Result};
@@ -89,7 +86,7 @@ pub use transports::{
 };
 pub use uplink::ParentAggregator;
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
-pub use worker_transport::{JobWorker, Worker, WorkerTransport};
+pub use worker_transport::{AsynchronousWorker, JobWorker, Worker, WorkerTransport};
 
 /// Sends datagrams.
 pub trait Transmit {

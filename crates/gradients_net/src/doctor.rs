@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 use crate::config::GradientsConfig;
 use gradients::{SOCKET_BUFFER, udp_addresses};
-use replay_server::findings::{CheckResult, Finding, MachineFiles, missing};
+use replay_server::plugin::{CheckResult, Finding, MachineFiles, missing};
 
 /// Results of all checks for these settings.
 pub fn findings(config: &GradientsConfig, machine: &MachineFiles) -> Vec<Finding> {

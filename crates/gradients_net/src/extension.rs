@@ -12,8 +12,9 @@ use gradients::{AggregatorCounters, FrameCounters};
 use replay_core::table::Attempt;
 use replay_link::error::{Error, Result};
 use replay_server::config::ServerConfig;
-use replay_server::findings::{Finding, MachineFiles};
-use replay_server::plugin::{self, Extension, Metric, MetricGroup, MetricType, Plugin, Session, SettingsType};
+use replay_server::plugin::{
+    self, Extension, Finding, MachineFiles, Metric, MetricGroup, MetricType, Plugin, Session, SettingsType,
+};
 
 use crate::aggregators::{Aggregators, ParentServer, ParentSession};
 use crate::config::GradientsConfig;

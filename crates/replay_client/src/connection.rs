@@ -14,8 +14,7 @@ use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result, io_error};
 use replay_link::stack::plugged::StackClient;
-use replay_link::stack::server_wait::ServerWait;
-use replay_link::stack::{ByteStream, kernel};
+use replay_link::stack::{ByteStream, ServerWait, kernel};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 use super::pipeline::{RequestPipeline, unexpected};

@@ -15,9 +15,8 @@ use base::error::check_size;
 use base::system::{self, random};
 use replay_link::error::{Error, Result};
 use replay_link::framing::{FrameReader, write_frame};
-use replay_link::stack::server_wait::ServerWait;
-use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
-use replay_wire::handshake::printable_release;
+use replay_link::stack::ServerWait;
+use replay_wire::auth::{self, ChannelBinding, Side, Transcript, printable_release};
 use replay_wire::{
     Challenge, ErrorCode, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, Proof, RELEASE,
     Reply, ReplyBody, Request, RequestBody, decode_reply, encode_request,

@@ -15,7 +15,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::memory_hints::prefetch;
+use crate::processor::prefetch;
 use crate::schema::{Column, TableConfig, flags};
 
 /// The flags that a row of a chunk may have.

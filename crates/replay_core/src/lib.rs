@@ -25,7 +25,7 @@
 //! | | **from steps to chunks** |
 //! | [`writer`] | steps to chunks and items |
 //! | [`episode_windows`] | complete windows of a stream, and their initial priorities |
-//! | [`codec`], [`difference`] | packing of a value: by itself, or as a difference |
+//! | [`codec`], [`difference`] | element types; packing of a value: by itself, or as a difference |
 //! | [`chunk`] | layout of a packed row; rows of one stream, checked |
 //! | | **from windows to arrays** |
 //! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
@@ -33,8 +33,7 @@
 //! | [`mix`] | one batch from several tables |
 //! | [`episodes`] | all episodes of a table |
 //! | | **processor** |
-//! | [`power`] | powers of many numbers, vectorised |
-//! | [`memory_hints`] | prefetching, huge pages |
+//! | [`processor`] | powers of many numbers, vectorised; prefetching, huge pages |
 
 #![allow(missing_docs, reason = "a name that says it has no comment")]
 
@@ -42,17 +41,15 @@ pub mod budget;
 pub mod chunk;
 pub mod codec;
 pub mod difference;
-mod dtype;
 pub mod episode_windows;
 pub mod episodes;
 pub mod error;
 pub mod limiter;
 pub mod memory;
-pub mod memory_hints;
 pub mod mix;
 pub mod parameters;
-pub mod power;
 pub mod priority_index;
+pub mod processor;
 pub mod replay;
 pub mod schema;
 pub mod slab;

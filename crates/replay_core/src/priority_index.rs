@@ -3,7 +3,7 @@
 use base::system::random_number;
 
 use crate::error::{Error, Result, check_priorities};
-use crate::power;
+use crate::processor;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 use crate::sync::{AtomicU64, Ordering};
@@ -90,7 +90,7 @@ impl PriorityIndex {
         if self.exponent == 0.0 {
             priorities.fill(1.0);
         } else {
-            power::raise(&mut priorities, self.exponent);
+            processor::raise(&mut priorities, self.exponent);
         }
         let mut updates = Vec::with_capacity(indexes.len());
         for (&index, &mass) in indexes.iter().zip(&priorities) {

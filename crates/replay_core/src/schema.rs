@@ -7,8 +7,7 @@ use std::str::FromStr;
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
-pub use crate::codec::Codec;
-pub use crate::dtype::Dtype;
+pub use crate::codec::{Codec, Dtype};
 use crate::error::{Error, Result};
 use crate::view_spec::ViewSpec;
 use crate::view_spec::has_column;

@@ -22,7 +22,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 
-use crate::memory_hints::prefetch;
+use crate::processor::prefetch;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
 use base::planted;
 

@@ -1,7 +1,7 @@
 //! Large memory is advised to be in huge pages.
 #![cfg(target_os = "linux")]
 
-use replay_core::memory_hints::{HUGE_PAGES_FROM, advise_huge_pages};
+use replay_core::processor::{HUGE_PAGES_FROM, advise_huge_pages};
 
 #[test]
 fn large_memory_is_advised_and_small_memory_is_not() {

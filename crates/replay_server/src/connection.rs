@@ -3,8 +3,7 @@
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod dispatch;
-mod quota;
-mod replies;
+mod limits;
 
 use std::future::Future;
 use std::pin::pin;
@@ -19,8 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
 use dispatch::Dispatcher;
-use quota::{FrameReservation, Position, ReceiveQuota, RequestPermit, WriterOrder};
-use replies::ReplySender;
+use limits::{FrameReservation, Position, ReceiveQuota, ReplySender, RequestPermit, WriterOrder};
 
 use crate::reply_budget::UnreadReplies;
 use crate::server::Slot;
@@ -33,8 +31,7 @@ use replay_core::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
 use replay_link::stack::{Stack, until};
-use replay_wire::auth::ChannelBinding;
-use replay_wire::handshake::Handshake;
+use replay_wire::auth::{ChannelBinding, Handshake};
 use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Role};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
@@ -244,12 +241,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         tables: &mut NumberedTables,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let permit = self.unread_until(replies, quota::ANSWERS, quota.next_request()).await;
+        let permit = self.unread_until(replies, limits::ANSWERS, quota.next_request()).await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, quota::RECEIVE_MEMORY, quota.reserve(header)).await;
+        let reservation = self.unread_until(replies, limits::RECEIVE_MEMORY, quota.reserve(header)).await;
         // Starts after the reservation, which may have waited for other connections' pushes.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;

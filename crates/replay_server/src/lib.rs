@@ -9,13 +9,11 @@
 //! | [`receive`] | budget for receive buffers |
 //! | [`reply_budget`] | budget for unread replies |
 //! | [`snapshots`] | saves and restores snapshots of the memory |
-//! | [`plugin`] | what other crates add: network stacks, and extensions beside the memory |
-//! | [`findings`] | what checks of the machine find |
+//! | [`plugin`] | what other crates add: network stacks, and extensions beside the memory; what checks of the machine find |
 //! | [`process_memory`] | memory limit of this process |
 
 pub mod config;
 pub mod connection;
-pub mod findings;
 pub mod plugin;
 pub mod process_memory;
 pub mod receive;

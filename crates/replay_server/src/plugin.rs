@@ -1,21 +1,25 @@
 //! Plug-ins, what another crate adds to a server: a network stack, or an extension, which is a part beside the memory. A program plugs them in
 //! before it parses addresses and settings. A server starts the extensions that its settings enable; clients address them by name, over
-//! connections of their own.
+//! connections of their own. For `innet-replay doctor`, plug-ins check the machine: what they found, and what to do about it.
 
 mod extension;
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::config::ServerConfig;
-use crate::findings::{Finding, MachineFiles};
-use crate::server::{JoinTask, ServeTask};
+use serde::Serialize;
+
 use base::sync::lock;
+use replay_link::error::{Error, Result};
+use replay_link::stack::{PluggedStack, StackName, plugged};
+
+use crate::config::ServerConfig;
+use crate::server::{JoinTask, ServeTask};
+
 pub use extension::{
     Extension, ExtensionSettings, MAX_MESSAGE, Metric, MetricGroup, MetricType, Session, SettingsType,
 };
-use replay_link::error::{Error, Result};
-use replay_link::stack::plugged;
-use replay_link::stack::{PluggedStack, StackName};
 
 /// What another crate adds to a server: a network stack, or an extension.
 pub trait Plugin: Sync {
@@ -108,4 +112,59 @@ pub fn of_server(stack: StackName) -> impl Iterator<Item = &'static dyn Plugin> 
 pub fn of_stack(stack: &dyn PluggedStack) -> Result<&'static dyn Plugin> {
     let found = plugged_in().into_iter().find(|plugin| plugin.name() == stack.name());
     found.ok_or_else(|| Error::Internal(format!("the stack {} has no plug-in", stack.name())))
+}
+
+/// Result of the check of one component.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// Name of the component.
+    pub part: &'static str,
+    /// Whether the check passed.
+    pub ok: bool,
+    /// What was found.
+    pub found: String,
+    /// Advice if the check failed, else empty.
+    pub to_do: String,
+}
+
+impl Finding {
+    /// The result of a check.
+    pub fn new(part: &'static str, checked: CheckResult) -> Self {
+        let ok = checked.is_ok();
+        let (found, to_do) = checked.map_or_else(|missing| missing, |found| (found, String::new()));
+        Finding { part, ok, found, to_do }
+    }
+}
+
+/// Description of a component; of a missing one, with advice.
+pub type CheckResult = std::result::Result<String, (String, String)>;
+
+/// # Errors
+/// What was found, and what to do, always.
+pub fn missing(found: impl Into<String>, to_do: impl Into<String>) -> CheckResult {
+    Err((found.into(), to_do.into()))
+}
+
+/// Files of the machine to check; tests provide their own.
+pub struct MachineFiles {
+    /// Root folder, `/` outside of tests.
+    pub root: PathBuf,
+}
+
+impl MachineFiles {
+    /// The files of this machine.
+    pub fn this() -> Self {
+        MachineFiles { root: PathBuf::from("/") }
+    }
+
+    /// Path of a file below the root.
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// A small file's text without surrounding white space; empty if it cannot be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> String {
+        let text = fs::read_to_string(self.at(path)).unwrap_or_default();
+        text.trim().to_owned()
+    }
 }

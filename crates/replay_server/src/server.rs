@@ -7,7 +7,6 @@
 mod admission;
 mod http;
 mod running;
-mod stranger_log;
 
 use std::fmt::Display;
 use std::path::Path;
@@ -35,14 +34,13 @@ use replay_link::error::{Error, Result};
 use replay_link::framing::broken;
 use replay_link::stack::{Address, Stack, until};
 use replay_link::tls::{self, Dates};
-use replay_wire::auth::ChannelBinding;
-use replay_wire::handshake::Handshake;
+use replay_wire::auth::{ChannelBinding, Handshake};
 
 use admission::Admission;
 pub use admission::Slot;
+use admission::{StrangerEvent, StrangerLog};
 
 pub use running::{JoinTask, RunningServer, ServeTask, open_files};
-use stranger_log::{StrangerEvent, StrangerLog};
 
 /// Pause after a failed accept: without free file descriptors the next accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -12,7 +12,7 @@ use capnp::serialize::{self, BufferSegments};
 
 use base::allocation::{self, OutOfMemory};
 use base::error::check_size;
-use replay_core::memory_hints::advise_huge_pages;
+use replay_core::processor::advise_huge_pages;
 use replay_core::replay::SampleCredit;
 
 use crate::error::{Error, Result};

@@ -21,15 +21,13 @@
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated. Messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
 //! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | texts, keys, lists, names and JSON in messages |
-//! | [`handshake`] | the server's side of the handshake: versions and tokens |
-//! | [`auth`] | challenge and response |
+//! | [`auth`] | challenge and response; the server's side of the handshake: versions and tokens |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
 pub mod error;
 mod fields;
 pub mod frame;
-pub mod handshake;
 mod requests;
 
 #[rustfmt::skip]

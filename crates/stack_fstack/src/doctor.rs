@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use replay_server::findings::{CheckResult, Finding, MachineFiles, missing};
+use replay_server::plugin::{CheckResult, Finding, MachineFiles, missing};
 
 use crate::config::Config;
 

@@ -21,8 +21,7 @@ use replay_link::error::{Result, refuse};
 use replay_link::stack::Address;
 use replay_link::stack::plugged::{PluggedStack, StackClient};
 use replay_server::config::ServerConfig;
-use replay_server::findings::{Finding, MachineFiles};
-use replay_server::plugin::{self, Plugin};
+use replay_server::plugin::{self, Finding, MachineFiles, Plugin};
 use replay_server::server::{JoinTask, ServeTask};
 
 use config::Config;

@@ -28,8 +28,7 @@ use std::time::Instant;
 use base::wait::Wait;
 use replay_link::error::{Result, io_error};
 use replay_link::stack::plugged::{StackClient, StackFuture};
-use replay_link::stack::server_wait::ServerWait;
-use replay_link::stack::{Address, ByteStream, Stack};
+use replay_link::stack::{Address, ByteStream, ServerWait, Stack};
 use replay_server::server::{JoinTask, ServeTask};
 
 use crate::config::Config;

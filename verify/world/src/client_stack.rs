@@ -11,8 +11,7 @@ use std::time::Instant;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::plugged::{StackClient, StackFuture};
-use replay_link::stack::server_wait::ServerWait;
-use replay_link::stack::{Address, ByteStream, PluggedStack, Stack, StackName, until};
+use replay_link::stack::{Address, ByteStream, PluggedStack, ServerWait, Stack, StackName, until};
 use simulation::{SimStack, SimStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 

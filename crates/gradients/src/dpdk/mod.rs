@@ -2,13 +2,11 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
 //! | [`packets`] | packets and their memory pool |
 //! | [`device`] | devices and their queues |
-//! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
-//! | `aggregator` | aggregators, one for each thread |
-//! | `worker` | transport of a worker |
+//! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding; ARP table |
+//! | `transports` | aggregators, one for each thread; transport of a worker |
 //!
 //! # Received frames
 //!
@@ -23,26 +21,23 @@
 //! distributes flows (RSS) if it can. A core that receives a datagram for another core's port hands it over by a queue in memory. The
 //! first core receives all frames of a device with one queue, and hands over the datagrams of the other cores.
 
-mod aggregator;
 pub mod device;
 pub mod eal;
 mod interface;
-mod neighbours;
 pub mod packets;
-mod worker;
+mod transports;
 
 use std::sync::Arc;
 use std::time::Duration;
 use std::{thread, vec};
 
-pub use aggregator::start_aggregators;
-pub use worker::DpdkTransport;
+pub use transports::{DpdkTransport, start_aggregators};
 
 pub use super::settings::DpdkConfig;
 use super::{Error, Result};
 use device::{Device, RxQueue};
 use interface::Interface;
-use neighbours::Neighbours;
+use interface::Neighbours;
 use packets::PacketPool;
 
 impl DpdkConfig {

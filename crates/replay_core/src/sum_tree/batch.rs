@@ -1,9 +1,8 @@
 //! Batched priority updates: changes are merged before they are added to the levels above.
 
-use crate::memory_hints::prefetch;
+use crate::processor::prefetch;
 
-use super::node::Leaf;
-use super::node::Node;
+use super::node::{Leaf, Node};
 use super::{SumTree, mass_change};
 
 /// A new priority for an item.

@@ -6,7 +6,7 @@
 //! A leaf changes by one compare-and-exchange on priority and generation together, so an update of an evicted item
 //! fails.
 
-use crate::memory_hints::prefetch;
+use crate::processor::prefetch;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The children of one node: with 16 children, an aligned pair of cache lines.

@@ -11,9 +11,8 @@
 
 use std::sync::OnceLock;
 
-use crate::memory_hints::prefetch;
-use crate::slab::FreeSlots;
-use crate::slab::Handle;
+use crate::processor::prefetch;
+use crate::slab::{FreeSlots, Handle};
 use crate::sum_tree::SumTree;
 use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use base::planted;

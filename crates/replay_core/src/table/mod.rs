@@ -10,8 +10,7 @@
 //! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
-//! | `read` | all steps, in their order of arrival |
-//! | `save`, `restore` | to and from the records of a snapshot |
+//! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
 //! | `waiting` | queues of waiting calls; the state of one call |
 //! | `counters` | counters and gauges, and their JSON |
 //!
@@ -28,7 +27,6 @@ pub(crate) mod counters;
 mod max_priority;
 mod prepare;
 mod push;
-mod read;
 mod sample;
 pub(crate) mod samplers;
 pub(crate) mod save;
@@ -39,13 +37,11 @@ mod undelivered;
 mod update;
 mod waiting;
 pub(crate) mod writers;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::budget::Reservation;
-use crate::chunk::RowBlobs;
-use crate::chunk::RowLayout;
+use crate::chunk::{RowBlobs, RowLayout};
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::parameters::ParameterStore;

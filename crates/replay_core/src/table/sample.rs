@@ -12,10 +12,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::chunk::FLAGS_OFFSET;
-use crate::error::WaitReason;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WaitReason};
 use crate::limiter::Admitted;
-use crate::memory_hints::prefetch;
+use crate::processor::prefetch;
 use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};

@@ -17,7 +17,7 @@ use base::sync::lock;
 
 use crate::chunk::RowLayout;
 use crate::error::Result;
-use crate::memory_hints::advise_huge_pages;
+use crate::processor::advise_huge_pages;
 use crate::schema::{Column, Dtype};
 
 /// Smaller buffers are allocated anew: that is cheaper than to keep them.

@@ -16,7 +16,7 @@ use base::notation::Number;
 
 use crate::chunk::RowLayout;
 use crate::error::{Error, Result};
-use crate::power;
+use crate::processor;
 use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
@@ -235,6 +235,6 @@ pub(crate) fn importance_weights(
         if sampled(p) { (smallest / p).min(1.0) } else { 1.0 }
     };
     let mut weights: Vec<_> = probabilities.map(ratio).collect();
-    power::raise(&mut weights, beta);
+    processor::raise(&mut weights, beta);
     Ok(weights.into_iter().map(|weight| weight as f32).collect())
 }

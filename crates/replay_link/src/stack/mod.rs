@@ -4,20 +4,24 @@
 pub mod address;
 pub mod kernel;
 pub mod plugged;
-pub mod server_wait;
 
 use std::future::Future;
-use std::io;
-use std::thread;
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
-pub use address::Address;
-pub use plugged::{PluggedStack, StackName};
+use base::sync::lock;
+use base::wait::Wait;
+use replay_core::error::WaitReason;
+use replay_wire::{NO_REQUEST, Reply, ReplyBody};
 
 use crate::error::{Error, Result, io_error};
+
+pub use address::Address;
+pub use plugged::{PluggedStack, StackName};
 
 /// A connection of any kind, boxed as `Box<dyn ByteStream>`.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -83,5 +87,64 @@ pub async fn until<S: Stack, T>(stack: &S, deadline: Instant, future: impl Futur
         biased;
         value = future => Some(value),
         () = stack.sleep_until(deadline) => None,
+    }
+}
+
+/// State of a wait for the server: the last reason that the server sent.
+pub struct ServerWait {
+    /// Name of the server.
+    peer: String,
+    /// Reason of the last [`ReplyBody::Waiting`]; `None` after an answer.
+    reason: Mutex<Option<WaitReason>>,
+}
+
+impl ServerWait {
+    /// Time after which a server that has not sent a reason is logged as not answering.
+    const ARRIVES_WITHIN: Duration = Duration::from_secs(3);
+
+    /// A server called `peer`, without a reason.
+    pub fn new(peer: String) -> Self {
+        ServerWait { peer, reason: Mutex::default() }
+    }
+
+    /// The server, for errors.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Logs a long wait for the server: see [`Wait::report`].
+    pub fn report(&self, wait: &Wait<'_>, now: Instant) {
+        if wait.notice.is_none() {
+            return;
+        }
+        let reason = lock(&self.reason).clone();
+        match reason {
+            Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
+            None => {
+                wait.awaits(None);
+                wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
+                    format!("{} has not answered", self.peer)
+                });
+            }
+        }
+    }
+
+    /// The error of a call without an answer: a deadline's error gets the server's reason, if there is one.
+    pub fn explain(&self, late: Error) -> Error {
+        match (late, lock(&self.reason).clone()) {
+            (Error::Deadline { .. }, Some(reason)) => Error::deadline(reason),
+            (late, _) => late,
+        }
+    }
+
+    /// Records a reply: a reason, or an answer, which clears the reason.
+    pub fn note(&self, reply: &Reply) {
+        let mut reason = lock(&self.reason);
+        match &reply.body {
+            // A request's own reason is more specific.
+            ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
+            ReplyBody::Waiting(because) => *reason = Some(because.clone()),
+            _ => *reason = None,
+        }
     }
 }

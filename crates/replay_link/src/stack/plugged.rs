@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::server_wait::ServerWait;
+use super::ServerWait;
 use super::{Address, ByteStream};
 use crate::error::{Error, Result};
 use base::sync::lock;

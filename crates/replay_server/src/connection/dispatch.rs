@@ -1,4 +1,4 @@
-//! The handshake on a connection, with the messages of [`replay_wire::handshake`], and where its requests go: to the service, within the connection's reply budget, or to a session with an extension.
+//! The handshake on a connection, with the messages of [`replay_wire::auth`], and where its requests go: to the service, within the connection's reply budget, or to a session with an extension.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -16,8 +16,7 @@ use replay_core::table::{Attempt, Turn};
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
 use replay_link::stack::Stack;
-use replay_wire::auth::ChannelBinding;
-use replay_wire::handshake::Authenticated;
+use replay_wire::auth::{Authenticated, ChannelBinding};
 use replay_wire::{Extension, NO_REQUEST, ReplyBody, ReplySize, RequestBody, Role, decode_request};
 
 use super::{ConnectionHandler, Phase};

@@ -3,10 +3,8 @@
 
 mod extension;
 mod hello;
-mod parameters;
 mod push;
 mod sample;
-mod steps;
 mod table;
 
 use bytes::Bytes;
@@ -24,9 +22,9 @@ use crate::innet_capnp as wire;
 
 pub use extension::Extension;
 pub use hello::{Challenge, Hello};
-pub use parameters::{GetParameters, PutParameters};
 pub use push::{CloseWriter, OpenOrResume};
 pub use sample::{ReportCorrupt, UpdatePriorities};
+pub use table::{GetParameters, PutParameters};
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -192,11 +190,11 @@ impl RequestBody {
             Which::Push(push) => RequestBody::Push(push::read(push?, rest)?),
             Which::Sample(sample) => RequestBody::Sample(sample::read(sample?)?),
             Which::UpdatePriorities(update) => RequestBody::UpdatePriorities(sample::read_update(update?)?),
-            Which::ReadSteps(read) => RequestBody::ReadSteps(steps::read(read?)?),
+            Which::ReadSteps(read) => RequestBody::ReadSteps(sample::read_steps(read?)?),
             Which::ReportCorrupt(report) => RequestBody::ReportCorrupt(sample::read_report(report?)?),
-            Which::PutParameters(put) => RequestBody::PutParameters(parameters::read_put(put?, rest)?),
+            Which::PutParameters(put) => RequestBody::PutParameters(table::read_put(put?, rest)?),
             Which::DropParameters(name) => RequestBody::DropParameters(text(name)?),
-            Which::GetParameters(get) => RequestBody::GetParameters(parameters::read_get(get?)?),
+            Which::GetParameters(get) => RequestBody::GetParameters(table::read_get(get?)?),
             Which::Stats(()) => RequestBody::Stats,
             Which::List(()) => RequestBody::List,
             Which::Snapshot(()) => RequestBody::Snapshot,
@@ -221,14 +219,14 @@ impl RequestBody {
             }
             RequestBody::Sample(request) => sample::write(request, root.init_sample()),
             RequestBody::UpdatePriorities(update) => sample::write_update(update, root.init_update_priorities()),
-            RequestBody::ReadSteps(read) => steps::write(read, root.init_read_steps()),
+            RequestBody::ReadSteps(read) => sample::write_steps(read, root.init_read_steps()),
             RequestBody::ReportCorrupt(report) => sample::write_report(report, root.init_report_corrupt()),
             RequestBody::PutParameters(put) => {
-                parameters::write_put(put, root.init_put_parameters());
+                table::write_put(put, root.init_put_parameters());
                 return Ok(put.bytes.clone());
             }
             RequestBody::DropParameters(name) => root.set_drop_parameters(name),
-            RequestBody::GetParameters(get) => parameters::write_get(get, root.init_get_parameters()),
+            RequestBody::GetParameters(get) => table::write_get(get, root.init_get_parameters()),
             RequestBody::Stats => root.set_stats(()),
             RequestBody::List => root.set_list(()),
             RequestBody::Snapshot => root.set_snapshot(()),
@@ -266,9 +264,9 @@ impl ReplyBody {
             Which::Pushed(pushed) => ReplyBody::Pushed(pushed?.get_steps()),
             Which::Sampled(sampled) => ReplyBody::Sampled(sample::read_sampled(sampled?, rest)?),
             Which::Updated(receipt) => ReplyBody::Updated(sample::read_receipt(receipt?)),
-            Which::StepsRead(read) => ReplyBody::StepsRead(steps::read_read(read?, rest)?),
+            Which::StepsRead(read) => ReplyBody::StepsRead(sample::read_steps_read(read?, rest)?),
             Which::Corrupt(writer) => ReplyBody::Corrupt(Some(text(writer)?).filter(|name| !name.is_empty())),
-            Which::Parameters(stored) => ReplyBody::Parameters(parameters::read(stored?, rest)),
+            Which::Parameters(stored) => ReplyBody::Parameters(table::read_parameters(stored?, rest)),
             Which::Stats(json) => ReplyBody::Stats(text(json)?),
             Which::Listing(listing) => ReplyBody::Listing(table::read_listing(listing?, rest)?),
             Which::Extension(answer) => ReplyBody::Extension(extension::read(answer?, rest)?),
@@ -300,7 +298,7 @@ impl ReplyBody {
             }
             ReplyBody::Updated(receipt) => sample::write_receipt(&receipt, root.init_updated()),
             ReplyBody::StepsRead(read) => {
-                steps::write_read(&read, root.init_steps_read());
+                sample::write_steps_read(&read, root.init_steps_read());
                 return (read.chunks.into_iter().map(|chunk| chunk.packed).collect(), None);
             }
             ReplyBody::Corrupt(writer) => root.set_corrupt(&*writer.unwrap_or_default()),

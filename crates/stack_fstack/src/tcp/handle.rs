@@ -20,8 +20,8 @@ use futures_util::task::AtomicWaker;
 use super::reactor::{Fstack, Submission};
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
+use replay_link::stack::ServerWait;
 use replay_link::stack::plugged::StackFuture;
-use replay_link::stack::server_wait::ServerWait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]

@@ -5,7 +5,7 @@
 //!
 //! Priorities on the wire and in snapshots are before the exponent; it is applied here, once.
 
-use crate::power;
+use crate::processor;
 use crate::schema::TableConfig;
 use crate::sum_tree::{SampledLeaf, Update};
 use crate::table::ids::ItemId;
@@ -44,7 +44,7 @@ impl Prioritized {
 
 impl ItemSampler for Prioritized {
     fn units(&self, items: &Items, mut priorities: Vec<f64>) -> Vec<u64> {
-        power::raise(&mut priorities, self.exponent);
+        processor::raise(&mut priorities, self.exponent);
         priorities.into_iter().map(|raised| items.tree.units_of(raised)).collect()
     }
 

@@ -13,7 +13,7 @@
 //! The masses in the sum tree only mark the items that can be sampled. Each of several servers ranks its own items; the probability is
 //! then u(r) over the sum of u of all servers.
 
-use crate::power;
+use crate::processor;
 use crate::schema::TableConfig;
 use crate::sum_tree::{SampledLeaf, SumTree};
 use crate::table::ids::ItemId;
@@ -83,7 +83,7 @@ impl ItemSampler for RankBased {
 /// Sums of the units of the first ranks, one for each of `capacity` ranks.
 fn sums(capacity: u32, exponent: f64) -> Box<[u64]> {
     let mut shares: Vec<_> = (1..=capacity).map(|rank| f64::from(rank).recip()).collect();
-    power::raise(&mut shares, exponent);
+    processor::raise(&mut shares, exponent);
     let mut sum = 0;
     let units = shares.into_iter().map(|share| {
         sum += ((share * FIRST as f64).round() as u64).max(1);
