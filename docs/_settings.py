@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import innet_drl
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.config import Config, meanings
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 
@@ -48,12 +48,12 @@ def table_rows() -> Iterator[list[str]]:
 def run_rows() -> Iterator[list[str]]:
     """A row for each setting of `Config`."""
     yield ["setting", "default", "meaning"]
-    meanings = vars(Config)["__pydantic_fields__"]
+    meaning = meanings()
     for field in dataclasses.fields(Config):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
         shown = "" if default is dataclasses.MISSING else f"`{default!r}`"
-        yield [f"`{field.name}`", shown, " ".join(str(meanings[field.name].description).split())]
+        yield [f"`{field.name}`", shown, meaning[field.name]]
 
 
 PAGES: dict[str, Callable[[], Iterator[list[str]]]] = {

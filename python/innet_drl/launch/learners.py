@@ -34,7 +34,7 @@ from innet_drl.train.learn.data_parallel import SharedGradients, TrainingEnded, 
 from innet_drl.train.learn.learner import Learner, Numerics, use_device
 from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import LearnerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class GradientJob:
 class LearnerAssignment:
     """Arguments of a learner's process."""
 
-    config: Config
+    config: LearnerSettings
     spec: EnvironmentSpec
     number: int
     """Number of this learner; the run's process is 0."""
@@ -108,7 +108,7 @@ class Learners:
 
     def __init__(
         self,
-        config: Config,
+        config: LearnerSettings,
         learner: Learner,
         memory: str,
         name: str,
@@ -238,7 +238,7 @@ class Learners:
 
 
 @contextlib.contextmanager
-def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWorker]:
+def join(job: GradientJob, number: int, config: LearnerSettings) -> Iterator[GradientWorker]:
     """Joins the run's gradient job as one of its learners."""
     with (
         innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,

@@ -17,7 +17,7 @@ from innet_drl.train.memory import ReplayMemory, memory_class, memory_settings
 from innet_drl.train.networks import make_network, published
 from innet_drl.train.observe.stopwatch import MEMORY, Stopwatch
 from innet_drl.train.play.actor import Actor
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import ActorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Look = Callable[[ReplayMemory], object]
 class ActorAssignment:
     """Arguments of an actor's process."""
 
-    config: Config
+    config: ActorSettings
     index: int
     address: str
     """Address of the replay memory."""

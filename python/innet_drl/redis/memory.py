@@ -22,7 +22,7 @@ from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 from innet_drl.train.observe.metrics import ActorReport
 from innet_drl.train.published_run import RunPublisher, decoded_report, encoded_report
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import ReplaySettings
 
 logger = logging.getLogger(ReplayMemory.__module__)
 """The logger of the interface, which the console of a run shows from level INFO on."""
@@ -40,7 +40,7 @@ class RedisMemory(ReplayMemory):
         self._version = 0
 
     @classmethod
-    def check(cls, config: Config, token: str) -> None:
+    def check(cls, config: ReplaySettings, token: str) -> None:
         """Connects to the Redis. Refuses several learners and `max_version_lag`, which Redis does not support."""
         for name, only in (("learners", 1), ("max_version_lag", 0)):
             if (value := getattr(config, name)) != only:
@@ -135,7 +135,7 @@ def _message_format(settings: MemorySettings) -> MessageFormat:
 class _Reports(RunPublisher):
     """Reports that are in a list of the Redis."""
 
-    def __init__(self, store: RedisStore, replay: innet.Replay, name: str, config: Config) -> None:
+    def __init__(self, store: RedisStore, replay: innet.Replay, name: str, config: ReplaySettings) -> None:
         super().__init__(replay, name, config)
         self._store = store
 

@@ -18,12 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.config import Config, KeywordArguments, Threads, message_of, read_settings
+from innet_drl.train.settings.config import Config, meanings, read_settings
 from innet_drl.train.settings.importing import Importable, path_of
 from innet_drl.train.settings.machine import cores
 from innet_drl.train.settings.presets import PRESETS, preset
 from innet_drl.train.settings.settings_file import plain, read_value
 from innet_drl.train.settings.short_help import short_help
+from innet_drl.train.settings.types import KeywordArguments, Threads, message_of
 
 PresetName = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 Flags = TypeVar("Flags")
@@ -34,12 +35,11 @@ _shown: ContextVar[Config] = ContextVar("shown", default=PRESETS["breakout"])
 
 def _given() -> Any:
     """The type of the settings that are given as flags, each with its meaning and the default of the preset."""
-    shown, fields = plain(vars(_shown.get())), {}
-    meanings = vars(Config)["__pydantic_fields__"]
+    shown, help_of, fields = plain(vars(_shown.get())), meanings(), {}
     for name, hint in get_type_hints(Config).items():
         kind = hint | Literal["auto"] if name == "actors" else tuple[str, ...] if hint == KeywordArguments else hint
         fields[name] = Annotated[
-            kind, tyro.conf.arg(help=meanings[name].description, help_behavior_hint=f"(default: {shown[name]})")
+            kind, tyro.conf.arg(help=help_of[name], help_behavior_hint=f"(default: {shown[name]})")
         ]
     return TypedDict("Given", fields, total=False)  # type: ignore[operator]
 

@@ -32,7 +32,8 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.observe.metrics import ActorReport
 from innet_drl.train.published_run import ReportWriter, RunPublisher, reports_table
-from innet_drl.train.settings.config import SERVER_SCHEMES, Config
+from innet_drl.train.settings.config import SERVER_SCHEMES
+from innet_drl.train.settings.slices import LearnerSettings, ReplaySettings
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
@@ -76,7 +77,7 @@ TABLE_SETTINGS = (
 class MemorySettings:
     """What a run's memory depends on."""
 
-    config: Config
+    config: ReplaySettings
     address: str
     """`embedded`, or the address at which the memory is created, served or joined."""
     table: innet.Table
@@ -161,7 +162,7 @@ class ReplayMemory(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def check(cls, config: Config, token: str) -> None:
+    def check(cls, config: ReplaySettings, token: str) -> None:
         """Connects to the run's address, to report a wrong one before anything is created.
 
         Raises:
@@ -271,7 +272,7 @@ class ServerMemory(ReplayMemory):
     _writer: innet.Writer | None = None
 
     @classmethod
-    def check(cls, config: Config, token: str) -> None:
+    def check(cls, config: ReplaySettings, token: str) -> None:
         """Connects to the server."""
         innet.connect(config.replay, token=token, tls_ca=config.replay_ca).close()
 
@@ -368,14 +369,14 @@ def memory_class(address: str) -> type[ReplayMemory]:
 
 
 def memory_settings(
-    config: Config,
+    config: ReplaySettings,
     spec: EnvironmentSpec,
     name: str,
     parameters: Mapping[str, NDArray[Any]],
     *,
     address: str | None = None,
     token: str | None = None,
-    earlier: Config | None = None,
+    earlier: ReplaySettings | None = None,
 ) -> MemorySettings:
     """Collects the settings of a run's memory, to create it at the configured address or to join it at another one.
 
@@ -394,17 +395,17 @@ def memory_settings(
     )
 
 
-def memory_token(config: Config) -> str:
+def memory_token(config: ReplaySettings) -> str:
     """The token of the run's memory, from the environment; an embedded memory has none."""
     return "" if config.replay == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
 
 
-def actor_token(config: Config) -> str:
+def actor_token(config: ReplaySettings) -> str:
     """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
     return "" if config.replay == "embedded" else server_token_of_actors()
 
 
-def aggregator_token(config: Config) -> str:
+def aggregator_token(config: LearnerSettings) -> str:
     """The token of the aggregator of gradients, from the environment; an embedded one has none."""
     return "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
 
@@ -414,7 +415,7 @@ def server_token_of_actors() -> str:
     return (os.environ.get("INNET_ACTOR_TOKEN", "") or os.environ.get("INNET_TOKEN", "")).strip()
 
 
-def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
+def make_table(config: ReplaySettings, spec: EnvironmentSpec, name: str) -> innet.Table:
     """The table of a run: one frame or one vector a step, of each part of a dictionary; the view stacks frames."""
     columns = {
         "frame" if part.name == "" else f"frame/{index}": (part.dtype, part.shape)
@@ -435,7 +436,7 @@ def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
     )
 
 
-def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
+def make_view(config: ReplaySettings, spec: EnvironmentSpec) -> innet.NStep:
     """The n-step transitions that the learner reads."""
     return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation="frame")
 
@@ -450,7 +451,7 @@ def make_replay(settings: MemorySettings, *tables: innet.Table) -> innet.Memory:
         ) from error
 
 
-def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
+def _capacity_bytes(config: ReplaySettings, spec: EnvironmentSpec) -> int:
     """Capacity in bytes of a table of images, which a server reserves; 0, the raw size, for vectors."""
     if not any(part.is_image for part in spec.arrays):
         return 0

@@ -23,6 +23,7 @@ import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.observe.metrics import ActorReport, Game
 from innet_drl.train.settings.config import SERVER_SCHEMES, Config
+from innet_drl.train.settings.slices import ReplaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def published_runs(replay: innet.Replay) -> dict[str, PublishedRun]:
 class RunPublisher:
     """The learner's side: publishes its run, and receives the reports of actors."""
 
-    def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
+    def __init__(self, replay: innet.Replay, name: str, config: ReplaySettings) -> None:
         self._replay = replay
         self._name = name
         self._config = config
@@ -121,7 +122,7 @@ class RunPublisher:
 
     @classmethod
     @contextlib.contextmanager
-    def connect(cls, name: str, config: Config, token: str, *, resumed: bool = False) -> Iterator[Self]:
+    def connect(cls, name: str, config: ReplaySettings, token: str, *, resumed: bool = False) -> Iterator[Self]:
         """Connects to the run's server, separately from the memory, whose calls may block for long."""
         with innet.connect(
             config.replay,

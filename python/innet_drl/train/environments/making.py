@@ -24,13 +24,13 @@ from innet_drl.train.environments.spaces import EnvironmentSpec, actions, encode
 from innet_drl.train.environments.vector import Environments
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.settings import importing
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import EnvironmentSettings
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
 
 
-def check_atari(config: Config) -> None:
+def check_atari(config: EnvironmentSettings) -> None:
     """Looks for an Atari game."""
     for name in ("environment_args", "environment_wrappers"):
         if getattr(config, name):
@@ -41,7 +41,7 @@ def check_atari(config: Config) -> None:
     rom_name(config.environment_name)
 
 
-def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
+def make_atari(config: EnvironmentSettings, count: int, episode_frames: int, threads: int) -> Environments:
     """Makes `count` environments of an Atari game."""
     check_atari(config)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -68,7 +68,7 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
     return Environments(vector, spec, fire=fire, name=config.environment_name)
 
 
-def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
+def make_colour(config: EnvironmentSettings, *, episode_frames: int) -> AtariVectorEnv:
     """Makes one Atari environment in colour, for videos: uint8 [1, 1, 210, 160, 3].
 
     With the same seed and actions it plays the same game as the environment of `make`.
@@ -125,7 +125,12 @@ forks of the run's fork server would block signals."""
 
 
 def make(
-    config: Config, count: int, *, episode_frames: int | None = None, threads: int = 1, render: bool = False
+    config: EnvironmentSettings,
+    count: int,
+    *,
+    episode_frames: int | None = None,
+    threads: int = 1,
+    render: bool = False,
 ) -> Environments:
     """Makes `count` environments of the configured kind.
 
@@ -184,7 +189,7 @@ def _other_names() -> str:
     )
 
 
-def check(config: Config) -> None:
+def check(config: EnvironmentSettings) -> None:
     """Checks that the configured environment and its wrappers exist, without making existing ones."""
     if config.is_atari:
         check_atari(config)
@@ -195,11 +200,11 @@ def check(config: Config) -> None:
         make(config, 1).close()
 
 
-def _wrappers(config: Config) -> list[Any]:
+def _wrappers(config: EnvironmentSettings) -> list[Any]:
     return [importing.load(wrapper, "environment_wrappers") for wrapper in config.environment_wrappers]
 
 
-def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
+def _make_vector(config: EnvironmentSettings, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
     wrappers = _wrappers(config)
     arguments = config.environment_args
     factory = _factory(config)
@@ -219,7 +224,7 @@ def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any
     )
 
 
-def _factory(config: Config) -> Callable[..., Any] | None:
+def _factory(config: EnvironmentSettings) -> Callable[..., Any] | None:
     """The function or class of the setting; `None` for a Gymnasium id."""
     if not isinstance(config.environment, str):
         return config.environment
@@ -241,7 +246,12 @@ def _has(module: str, name: str) -> bool:
 
 
 def _from_factory(
-    config: Config, factory: Callable[..., Any], count: int, wrappers: list[Any], is_async: bool, render: bool
+    config: EnvironmentSettings,
+    factory: Callable[..., Any],
+    count: int,
+    wrappers: list[Any],
+    is_async: bool,
+    render: bool,
 ) -> VectorEnv[Any, Any, Any]:
     arguments = dict(config.environment_args)
     try:

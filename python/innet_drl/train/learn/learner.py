@@ -26,8 +26,8 @@ from innet_drl.train.learn.data_parallel import SharedGradients
 from innet_drl.train.networks import Network, make_network, published, space_to_depth
 from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.observe.stopwatch import Stopwatch
-from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, keep_freed_memory
+from innet_drl.train.settings.slices import LearnerSettings
 
 
 class BatchWithTargets(TorchBatch):
@@ -68,7 +68,7 @@ class Numerics:
 class Learner:
     """Online and target network, the average that is evaluated, optimizer and counters."""
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, number: int = 0) -> None:
+    def __init__(self, config: LearnerSettings, spec: EnvironmentSpec, number: int = 0) -> None:
         self.config = config
         self.spec = spec
         self.device = choose_device(config, number)
@@ -273,7 +273,7 @@ class Learner:
         return torch.autocast(self.device.type, self.numerics.dtype)
 
 
-def annealed_rate(config: Config, updates: int) -> float:
+def annealed_rate(config: LearnerSettings, updates: int) -> float:
     """Returns Adam's step size of an update, the first one being 0."""
     start, end, over = config.learning_rate, config.learning_rate_final, config.learning_rate_anneal_updates
     return start if end is None else start + (end - start) * min(1.0, updates / over)
@@ -285,7 +285,7 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def choose_device(config: Config, number: int = 0) -> torch.device:
+def choose_device(config: LearnerSettings, number: int = 0) -> torch.device:
     """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
 
     Several learners are distributed over the GPUs.

@@ -17,7 +17,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learn.learner import Learner, Numerics
 from innet_drl.train.networks import has_blocks
 from innet_drl.train.observe.display import Progress, silent
-from innet_drl.train.settings.config import NETWORKS, Config
+from innet_drl.train.settings.slices import NETWORKS, LearnerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ HOPELESS_SLOWDOWN = 5.0
 """Slowdown of a candidate's first update, relative to the best, above which its measurement stops."""
 
 
-def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = silent) -> Numerics:
+def choose_numerics(config: LearnerSettings, spec: EnvironmentSpec, progress: Progress = silent) -> Numerics:
     """Returns the configured arithmetic and layout; `auto` measures them on a temporary learner.
 
     For serial runs `auto` is float32 and the contiguous layout: their results must not depend on a clock.
@@ -68,7 +68,7 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
 
 
 def _seconds_of_update(
-    config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float, repeats: int = 3
+    config: LearnerSettings, spec: EnvironmentSpec, numerics: Numerics, limit: float, repeats: int = 3
 ) -> float:
     """Returns the shortest of a few updates after a warm-up; stops if one exceeds the limit."""
     learner = Learner(config, spec)

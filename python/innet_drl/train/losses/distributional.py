@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.losses.q_learning import Loss, Munchausen, Outputs, TransitionLoss, of_actions
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import NetworkSettings
 
 
 class DistributionalLoss(Loss):
     """Base class: the next action is chosen as in double Q-learning, by mean returns."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         super().__init__(config)
         self._munchausen = Munchausen(config) if config.munchausen else None
         self.reads_policy = config.munchausen
@@ -67,7 +67,7 @@ class DistributionalLoss(Loss):
 class Categorical(DistributionalLoss):
     """Cross-entropy to the projected distribution of returns on fixed atoms (C51; Bellemare et al., 2017)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         super().__init__(config)
         self.outputs = config.atoms
         self._low, self._high = config.value_range
@@ -111,7 +111,7 @@ class Categorical(DistributionalLoss):
 class Quantile(DistributionalLoss):
     """Huber quantile regression, with Huber's threshold at 1 (QR-DQN; Dabney et al., 2018)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         super().__init__(config)
         self.outputs = config.quantiles
 

@@ -14,7 +14,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses.distributional import Categorical, Quantile
 from innet_drl.train.losses.q_learning import Loss, Outputs, QLearning, TransitionLoss
 from innet_drl.train.settings import importing
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import NetworkSettings
 
 _LOSSES: dict[str, type[Loss]] = {"double_q": QLearning, "categorical": Categorical, "quantile": Quantile}
 
@@ -29,7 +29,7 @@ class FunctionLoss(Loss):
     outputs = None
     has_targets = False
 
-    def __init__(self, config: Config, function: Callable[[Outputs, Outputs, TorchBatch], Any]) -> None:
+    def __init__(self, config: NetworkSettings, function: Callable[[Outputs, Outputs, TorchBatch], Any]) -> None:
         super().__init__(config)
         self.function = function
         self._checked = False
@@ -87,12 +87,12 @@ def tried(
     return result
 
 
-def _unusable(config: Config, reason: str) -> ConfigurationError:
+def _unusable(config: NetworkSettings, reason: str) -> ConfigurationError:
     """The error of a user's loss."""
     return ConfigurationError(f"loss {importing.path_of(config.loss)}: {reason}")
 
 
-def make_loss(config: Config) -> Loss:
+def make_loss(config: NetworkSettings) -> Loss:
     """Makes the configured loss."""
     if isinstance(config.loss, str) and not importing.is_path(config.loss):
         return _LOSSES[config.loss](config)

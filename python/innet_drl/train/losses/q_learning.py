@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import NetworkSettings
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that every transition can be sampled again (Schaul et al., 2016, section 3.3)."""
@@ -50,7 +50,7 @@ class Loss(abc.ABC):
     has_targets = True
     """Whether `targets` computes anything."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         self.config = config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -89,7 +89,7 @@ class Munchausen:
     batch lacks the steps between it and s'. The bootstrap is the soft value, the mean of Q - tau log pi under pi.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         self._scale = config.munchausen_scale
         self._temperature = config.munchausen_temperature
         self._floor = config.munchausen_floor
@@ -110,7 +110,7 @@ class Munchausen:
 class QLearning(Loss):
     """Huber's loss, with its threshold at 1, of the TD error of double Q-learning."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NetworkSettings) -> None:
         super().__init__(config)
         self._munchausen = Munchausen(config) if config.munchausen else None
         self.reads_policy = config.munchausen

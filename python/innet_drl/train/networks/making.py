@@ -25,10 +25,10 @@ from innet_drl.train.networks.q_network import (
     VectorTorso,
 )
 from innet_drl.train.settings import importing
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import NetworkSettings
 
 
-def make_network(config: Config, spec: EnvironmentSpec) -> Network:
+def make_network(config: NetworkSettings, spec: EnvironmentSpec) -> Network:
     """Makes the configured network for an environment, with fresh weights."""
     loss = make_loss(config)
     network: Network
@@ -61,7 +61,7 @@ def reader(spec: EnvironmentSpec) -> Callable[[Any], Any] | None:
     return lambda observation: observation.reshape(len(observation), *shape)
 
 
-def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
+def _torso(config: NetworkSettings, spec: EnvironmentSpec) -> Torso:
     name = config.network
     if bool(spec.parts) != (name == "dict") and name != "auto":
         fitting = "dict" if spec.parts else "nature, impala or mlp"
@@ -71,7 +71,7 @@ def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
     return DictTorso({part.name: _torso_of(config, "auto", part, spec.stack) for part in spec.parts})
 
 
-def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
+def _torso_of(config: NetworkSettings, name: str, part: Part, stack: int) -> Torso:
     """The torso of one array."""
     shape = part.stacked(stack)
     small = part.is_image and min(shape[1:]) < ConvolutionTorso.MIN_SIZE
@@ -90,7 +90,7 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
-def has_blocks(config: Config, spec: EnvironmentSpec) -> bool:
+def has_blocks(config: NetworkSettings, spec: EnvironmentSpec) -> bool:
     """Whether the configured network takes images as `space_to_depth` returns them."""
     if not spec.is_image or config.network not in ("auto", "nature"):
         return False
@@ -103,7 +103,7 @@ def has_blocks(config: Config, spec: EnvironmentSpec) -> bool:
     )
 
 
-def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
+def _user_module(config: NetworkSettings, spec: EnvironmentSpec) -> nn.Module:
     made = importing.load(config.network, "network")
     if isinstance(made, nn.Module):
         raise _unusable(
@@ -124,12 +124,12 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
     return module
 
 
-def _unusable(config: Config, reason: str) -> ConfigurationError:
+def _unusable(config: NetworkSettings, reason: str) -> ConfigurationError:
     """The error of a network that cannot be used."""
     return ConfigurationError(f"network {importing.path_of(config.network)}: {reason}")
 
 
-def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
+def _check(network: Network, loss: Loss, config: NetworkSettings, spec: EnvironmentSpec) -> None:
     """Compares the shape of a user's network's outputs with the shape that the loss reads."""
     batch = 2
     zeros = spec.make(lambda part: torch.zeros((batch, *part.observed(spec.stack)), dtype=getattr(torch, part.dtype)))

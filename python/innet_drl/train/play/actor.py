@@ -19,7 +19,7 @@ from innet_drl.train.networks import Network, load_published
 from innet_drl.train.observe.metrics import ActorReport, Game, score_of
 from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.play.exploration import annealed, choose, epsilon_ladder
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import ActorSettings
 
 
 class Actor:
@@ -32,7 +32,7 @@ class Actor:
 
     def __init__(
         self,
-        config: Config,
+        config: ActorSettings,
         index: int,
         environments: Environments,
         network: Network,

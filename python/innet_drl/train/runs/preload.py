@@ -16,7 +16,7 @@ from innet_drl.train.environments import Environments
 from innet_drl.train.environments.spaces import Leaf, numbered_from
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.slices import ReplaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class AsPlayed:
     """Conversion of a data set's rows to those that actors write: frames, numbers of actions, clipped rewards."""
 
     def __init__(
-        self, source: str, columns: Mapping[str, str], table: innet.Table, config: Config, envs: Environments
+        self, source: str, columns: Mapping[str, str], table: innet.Table, config: ReplaySettings, envs: Environments
     ) -> None:
         self._source = source
         self._clips = config.clip_rewards

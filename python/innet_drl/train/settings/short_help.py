@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import textwrap
 
-from innet_drl.train.settings.config import Config
+from innet_drl.train.settings.config import SLICES, Config
 from innet_drl.train.settings.presets import PRESETS
 from innet_drl.train.settings.settings_file import plain
 
@@ -22,20 +22,7 @@ FIRST = {
 }
 """The first flags, and what they are for."""
 
-GROUPS = {
-    "Environment, duration, memory": "environment",
-    "Actors": "actors",
-    "Atari": "frame_size",
-    "Network": "network",
-    "Loss": "loss",
-    "Replay": "capacity",
-    "Learner": "batch_size",
-    "Evaluation": "evaluation_environment",
-    "Files": "checkpoint_minutes",
-}
-"""Groups of settings, each with its first one."""
-
-WIDTH = 100
+WIDTH, INDENT = 100, "    "
 
 
 def short_help(command: str, preset: str) -> str:
@@ -47,16 +34,12 @@ def short_help(command: str, preset: str) -> str:
         shown = "" if default is None else f" ({default})"
         lines.append(f"  --{flag:<15} {meaning.format(presets=', '.join(PRESETS))}{shown}")
     lines += ["", f"Settings, each a flag, with the defaults of the preset ({preset}):", ""]
-    for group, names in groups().items():
-        lines.append(f"  {group}")
-        line = "   "
-        for name in names:
-            flag = f" --{name.replace('_', '-')}"
-            if len(line) + len(flag) > WIDTH:
-                lines.append(line)
-                line = "   "
-            line += flag
-        lines.append(line)
+    for each in SLICES:
+        lines.append(f"  {'Run' if each is Config else each.__name__.removesuffix('Settings')}")
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in each.__annotations__)
+        lines.append(
+            textwrap.fill(flags, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+        )
     launcher = " --launcher" if command == "train" else ""
     lines += [
         "  Also",
@@ -65,14 +48,3 @@ def short_help(command: str, preset: str) -> str:
         f"innet-drl {command} --help-all explains each flag.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def groups() -> dict[str, list[str]]:
-    """Settings by group, in the order of `Config`."""
-    found: dict[str, list[str]] = {}
-    starts = {first: group for group, first in GROUPS.items()}
-    group = ""
-    for field in dataclasses.fields(Config):
-        group = starts.get(field.name, group)
-        found.setdefault(group, []).append(field.name)
-    return found
