@@ -3,7 +3,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Identity of the file at each descriptor, 0 without one. Entries of closed files stay: what is there later has another identity.
 ///

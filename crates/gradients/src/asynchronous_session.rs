@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::arithmetic;
 use super::flights::MAX_QUERIES;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
 use super::worker::{Exchange, Message, WorkerSession, failure_of};
-use super::{Asynchronous, Contributions, Error, Result, Transmit};
+use super::{Asynchronous, Contributions, Error, Result, Transmit, arithmetic};
 
 /// Interval of probes: queries for sums that may be lost although the worker has no contribution to them in flight.
 const PROBE_EVERY: Duration = Duration::from_millis(50);

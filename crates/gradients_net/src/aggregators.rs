@@ -23,8 +23,7 @@ use gradients::{
 use replay_client::ConnectOptions;
 use replay_client::dialer::Dialer;
 use replay_core::table::Attempt;
-use replay_link::error::io_error;
-use replay_link::error::{Error as NetError, Result as NetResult};
+use replay_link::error::{Error as NetError, Result as NetResult, io_error};
 use replay_server::config::ServerConfig;
 
 /// The parent server.

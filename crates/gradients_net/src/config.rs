@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
-use replay_link::error::refuse;
-use replay_link::error::{Error, Result};
+use replay_link::error::{Error, Result, refuse};
 use replay_link::stack::{Address, StackName};
 use replay_server::config::{ServerConfig, within};
 use replay_server::plugin::ExtensionSettings;

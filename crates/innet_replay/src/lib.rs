@@ -1,7 +1,7 @@
 //! The command `innet-replay`: command line, log, and the list of what is plugged into the server. The Python module plugs the same in.
 
-pub mod background_log;
 pub mod cli;
+pub mod log;
 
 use std::ffi::OsString;
 

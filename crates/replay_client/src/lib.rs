@@ -48,6 +48,7 @@ use retry::{first_connection, retry_for, while_broken};
 use base::sync::lock;
 use base::system::random_number;
 use base::wait::Wait;
+use replay_core::error::check_update;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
     UpdateChannel, UpdateReceipt, WriterId,
@@ -69,21 +70,21 @@ pub struct Client {
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
-/// Connects to a server. Retries a refused connection for [`ConnectOptions::await_server`], and one that breaks, gets no answer or meets a
-/// limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and another protocol, are final.
+/// [`Client::connect`] without a deadline.
 ///
 /// # Errors
-/// [`Error::Connect`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`]; [`Error::Config`] when the options do
-/// not fit the address.
+/// Errors of that call.
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     Client::connect(address, options, &Wait::forever())
 }
 
 impl Client {
-    /// [`connect`] with a deadline and an interrupt check.
+    /// Connects to a server. Retries a refused connection for [`ConnectOptions::await_server`], and one that breaks, gets no answer or meets a
+    /// limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and another protocol, are final.
     ///
     /// # Errors
-    /// Errors of [`connect`], and [`Error::Interrupted`].
+    /// [`Error::Connect`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`]; [`Error::Config`] when the options do
+    /// not fit the address; [`Error::Interrupted`].
     pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         Self::through(Dialer::new(address.clone(), options)?, wait)
     }
@@ -93,7 +94,7 @@ impl Client {
         push::Pushes::open(self.dialer.clone(), table, open, wait)
     }
 
-    /// [`connect`] through `dialer`.
+    /// [`Client::connect`] through `dialer`.
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let client = Self::unconnected(dialer);
         client.open(&client.dialer.options, wait)?;
@@ -235,7 +236,7 @@ impl Replay<Error> for Client {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        updates::check(table, ids, priorities)?;
+        check_update(table, ids, priorities)?;
         let update = || UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
         Ok(self.ask(wait, Some(table), |_| RequestBody::UpdatePriorities(update()))?.0)
     }

@@ -13,8 +13,7 @@ use base::wait::Wait;
 use replay_core::error::WaitReason;
 use replay_core::replay::{OpenWriter, Parameters, Push, PushBody, PushChannel, WriterOpened};
 use replay_link::error::{Error, Result};
-use replay_wire::ErrorCode;
-use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Reply, ReplyBody, RequestBody};
+use replay_wire::{CloseWriter, ErrorCode, GetParameters, OpenOrResume, Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
 pub struct Pushes {

@@ -10,7 +10,7 @@ use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, unexpected};
 use base::wait::Wait;
-use replay_core::error::check_priorities;
+use replay_core::error::check_update;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, Reply, ReplyBody, RequestBody, UpdatePriorities};
@@ -38,21 +38,6 @@ impl TableUpdate {
     fn len(&self) -> u32 {
         self.update.ids.len() as u32
     }
-}
-
-/// Checks an update before it is sent, so that the call that passed it gets the error, with the position in its list.
-///
-/// # Errors
-/// [`replay_core::Error::Schema`] unless there is one priority for each id; [`replay_core::Error::Priority`].
-pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
-    if ids.len() == priorities.len() {
-        return Ok(check_priorities(priorities)?);
-    }
-    Err(replay_core::Error::Schema {
-        table: table.into(),
-        reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
-    }
-    .into())
 }
 
 impl Updates {
@@ -131,7 +116,8 @@ impl UpdateChannel<Error> for Updates {
     /// Blocks only while as many updates as allowed are in flight, and during a reconnect.
     fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.link.dialer.check_process()?;
-        check(table, ids, priorities)?;
+        // Before it is sent, so that the call that passed it gets the error, with the position in its list.
+        check_update(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
         link::work(self, &mut None, wait, |updates| updates.link.has_room(MAX_IN_FLIGHT, bytes))?;
         let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };

@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use base::wait::Wait;
 
-use crate::chunk::FLAGS_OFFSET;
-use crate::chunk::PackedRows;
+use crate::chunk::{FLAGS_OFFSET, PackedRows};
 use crate::error::{Error, Result};
 use crate::replay::{ReadPosition, ReadSteps, Replay, Sampled, SampledItem, StoredSteps};
 use crate::schema::{Column, TableConfig, flags};

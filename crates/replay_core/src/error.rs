@@ -153,6 +153,14 @@ fn priority_advice(value: f64) -> &'static str {
     }
 }
 
+/// Refuses an update unless it has one good priority for each id: [`Error::Schema`], [`Error::Priority`].
+pub fn check_update(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
+    if ids.len() != priorities.len() {
+        return Err(Error::schema(table, format!("{} ids and {} priorities", ids.len(), priorities.len())));
+    }
+    check_priorities(priorities)
+}
+
 /// Refuses priorities that are NaN, infinite or negative.
 pub fn check_priorities(priorities: &[f64]) -> Result<()> {
     check_priorities_to(f64::MAX, priorities.iter().copied())

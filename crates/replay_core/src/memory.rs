@@ -166,10 +166,7 @@ impl Memory {
             (tables.get(&config.name).cloned(), tables.len())
         };
         if let Some(table) = found {
-            return match table.config().difference(config) {
-                None => Ok(table),
-                Some(difference) => Err(Error::TableDiffers { table: config.name.clone(), difference }),
-            };
+            return table.config().check_same(config).map(|()| table);
         }
         let refuse = |reason: String| Error::Table { table: config.name.clone(), reason };
         if count >= Self::MAX_TABLES {

@@ -432,6 +432,13 @@ impl TableConfig {
         self.difference_from(asked, "asked for")
     }
 
+    /// # Errors
+    /// [`Error::TableDiffers`] unless the definitions agree.
+    pub fn check_same(&self, asked: &TableConfig) -> Result<()> {
+        let differs = |difference| Err(Error::TableDiffers { table: self.name.clone(), difference });
+        self.difference(asked).map_or(Ok(()), differs)
+    }
+
     /// [`Self::difference`] from a definition that the text introduces by `introduced`.
     pub(crate) fn difference_from(&self, other: &TableConfig, introduced: &str) -> Option<String> {
         let named = self.named(other).into_iter().zip(other.named(self));

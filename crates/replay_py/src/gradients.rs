@@ -59,16 +59,8 @@ impl SharedWorker {
     }
 }
 
-/// The error of a join, with names as seen from a namespace.
-pub fn inside(namespace: Option<&Namespace>, error: WorkerError) -> WorkerError {
-    match error {
-        WorkerError::Net(error) => Namespace::short_names(namespace, error).into(),
-        failure => failure,
-    }
-}
-
 /// Display name of a worker: `name` unless it is empty.
-pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
+fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
     if !name.is_empty() {
         return Ok(name.to_owned());
     }
@@ -79,33 +71,6 @@ pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
 }
 
 impl PyGradientWorker {
-    pub fn join(
-        py: Python<'_>,
-        client: &Client,
-        namespace: Option<&Namespace>,
-        request: &JoinJob,
-        via: Option<&str>,
-        station: Option<&PyStation>,
-    ) -> PyResult<Self> {
-        let via: Option<SocketAddr> = via.map(|via| error::parse(py, "via", via, UDP_ADDRESS)).transpose()?;
-        let station = station.map(|station| &station.config);
-        if let (Some(via), Some(_)) = (via, station) {
-            let advice = "a station sends to the server's own address: leave one of them out";
-            return Err(error::config(py, format!("both via ({via}) and station: {advice}")));
-        }
-        let worker = wait::blocking(py, None, None, |wait| {
-            let joined = GradientWorker::join(client, request, via, station, wait);
-            joined.map_err(|error| inside(namespace, error))
-        })?;
-        let round = AtomicU64::new(worker.next_round());
-        let shared = SharedWorker { worker: Exclusive::new("gradient worker", Some(worker)), round };
-        Ok(PyGradientWorker {
-            worker: ProcessLocal::new("gradient worker", Arc::new(shared)),
-            deadline: request.deadline.as_secs_f64(),
-            description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
-        })
-    }
-
     /// The end of a call that may take `deadline` seconds.
     fn until(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Option<Instant>> {
         let longest = wait::seconds(py, "deadline", deadline.unwrap_or(self.deadline))?;
@@ -248,26 +213,6 @@ pub struct PyGradientUpdates {
     description: String,
 }
 
-impl PyGradientUpdates {
-    pub fn join(
-        py: Python<'_>,
-        client: &Client,
-        namespace: Option<&Namespace>,
-        request: &JoinJob,
-        last: Option<u64>,
-    ) -> PyResult<Self> {
-        let last = last.unwrap_or(u64::MAX);
-        let updates = wait::blocking(py, None, None, |wait| {
-            let joined = GradientUpdates::join(client, request, last, wait);
-            joined.map_err(|error| inside(namespace, error))
-        })?;
-        Ok(PyGradientUpdates {
-            updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
-            description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
-        })
-    }
-}
-
 attributes! { PyGradientUpdates as "GradientUpdates", |updates, py|
     index: PyResult<u64> = updates.updates.call(py, None, |updates, _| Ok(updates.worker.session().index()));
 }
@@ -345,9 +290,26 @@ impl PyGradientUpdates {
     }
 }
 
-/// Name of a job at the server.
-fn full_name(namespace: Option<&Namespace>, job: String) -> String {
-    namespace.map_or_else(|| job.clone(), |namespace| namespace.full(&job))
+impl PyReplay {
+    /// Joins a job of the server that sums gradients, under its name in the namespace. Returns the membership and its description.
+    fn join_job<W: Send>(
+        &self,
+        py: Python<'_>,
+        mut request: JoinJob,
+        join: impl FnOnce(&Client, &JoinJob, &Wait<'_>) -> Result<W, WorkerError> + Send,
+    ) -> PyResult<(W, String)> {
+        let (client, namespace) = self.gradient_client(py)?;
+        if let Some(namespace) = &namespace {
+            request.job = namespace.full(&request.job);
+        }
+        let joined = wait::blocking(py, None, None, |wait| {
+            join(&client, &request, wait).map_err(|error| match error {
+                WorkerError::Net(error) => Namespace::short_names(namespace.as_ref(), error).into(),
+                failure => failure,
+            })
+        })?;
+        Ok((joined, format!("{} of {} in {:?}", request.worker, request.workers, request.job)))
+    }
 }
 
 #[pymethods]
@@ -372,10 +334,9 @@ impl PyReplay {
         station: Option<PyRef<'_, PyStation>>,
     ) -> PyResult<PyGradientWorker> {
         let _call = Call::begin(py);
-        let (client, namespace) = self.gradient_client(py)?;
         let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
         let request = JoinJob {
-            job: full_name(namespace.as_ref(), job),
+            job,
             worker,
             workers,
             world: world.unwrap_or(workers.into()),
@@ -386,7 +347,18 @@ impl PyReplay {
             asynchronous: None,
             below: None,
         };
-        PyGradientWorker::join(py, &client, namespace.as_ref(), &request, via, station.as_deref())
+        let via: Option<SocketAddr> = via.map(|via| error::parse(py, "via", via, UDP_ADDRESS)).transpose()?;
+        let station = station.as_deref().map(|station| &station.config);
+        if let (Some(via), Some(_)) = (via, station) {
+            let advice = "a station sends to the server's own address: leave one of them out";
+            return Err(error::config(py, format!("both via ({via}) and station: {advice}")));
+        }
+        let deadline = request.deadline.as_secs_f64();
+        let (worker, description) = self
+            .join_job(py, request, |client, request, wait| GradientWorker::join(client, request, via, station, wait))?;
+        let round = AtomicU64::new(worker.next_round());
+        let shared = SharedWorker { worker: Exclusive::new("gradient worker", Some(worker)), round };
+        Ok(PyGradientWorker { worker: ProcessLocal::new("gradient worker", Arc::new(shared)), deadline, description })
     }
 
     #[doc = stub_doc!("Replay.follow_gradients")]
@@ -409,9 +381,8 @@ impl PyReplay {
         deadline: f64,
     ) -> PyResult<PyGradientUpdates> {
         let _call = Call::begin(py);
-        let (client, namespace) = self.gradient_client(py)?;
         let request = JoinJob {
-            job: full_name(namespace.as_ref(), job),
+            job,
             worker,
             workers,
             world: workers.into(),
@@ -422,6 +393,10 @@ impl PyReplay {
             asynchronous: Some(Asynchronous { values, threshold, staleness }),
             below: None,
         };
-        PyGradientUpdates::join(py, &client, namespace.as_ref(), &request, updates)
+        let last = updates.unwrap_or(u64::MAX);
+        let (updates, description) =
+            self.join_job(py, request, |client, request, wait| GradientUpdates::join(client, request, last, wait))?;
+        let updates = ProcessLocal::new("asynchronous gradient worker", Arc::new(updates));
+        Ok(PyGradientUpdates { updates, description })
     }
 }

@@ -13,7 +13,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use innet_replay::background_log::BackgroundLog;
+use innet_replay::log::BackgroundLog;
 
 use crate::{error, interpreter};
 

@@ -107,19 +107,9 @@ impl Backend {
 }
 
 impl PyReplay {
-    /// A memory in this process.
-    fn local(memory: Arc<Memory>) -> Self {
-        Self::over(memory.clone(), Some(memory), None, None, "in this process".into())
-    }
-
-    /// The memory of one server or several, or the part of it that is inside a namespace. Extensions are asked over `client`.
-    fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
-        let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
-        let location = format!("at {at}{}", inside.unwrap_or_default());
-        Self::over(replay, None, Some(client), namespace, location)
-    }
-
-    fn over(
+    /// The memory of this process; or that of one server or several, or the part of it that is inside a namespace. Extensions are asked over
+    /// `client`.
+    fn new(
         replay: Arc<dyn Commands>,
         memory: Option<Arc<Memory>>,
         client: Option<Arc<Client>>,
@@ -378,14 +368,17 @@ pub fn connect(
         namespace: namespace.clone(),
         ..ConnectOptions::default()
     };
-    let replay = if let [address] = &addresses[..] {
+    let (replay, client, at): (Arc<dyn Commands>, _, _) = if let [address] = &addresses[..] {
         let client = Arc::new(wait::blocking(py, deadline, None, |wait| Client::connect(address, options, wait))?);
-        PyReplay::served(client.clone(), client, &address.to_string(), namespace)
+        (client.clone(), client, address.to_string())
     } else {
         let client = wait::blocking(py, deadline, None, |wait| ShardedClient::connect(&addresses, &options, wait))?;
         let (first, names) = (client.first().clone(), client.names());
-        PyReplay::served(Arc::new(client), first, &names, namespace)
+        (Arc::new(client), first, names)
     };
+    let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
+    let location = format!("at {at}{}", inside.unwrap_or_default());
+    let replay = PyReplay::new(replay, None, Some(client), namespace, location);
     replay.make_tables(py, &tables, timeout)?;
     Ok(replay)
 }

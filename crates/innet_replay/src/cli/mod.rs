@@ -2,7 +2,6 @@
 //! wheel both call [`run`].
 
 pub mod doctor;
-mod log;
 mod serve;
 mod server_flags;
 mod stats;
@@ -72,7 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match done {
         Ok(code) => code,
         Err(error) => {
-            log::print(&format!("innet-replay: {error}"));
+            crate::log::print(&format!("innet-replay: {error}"));
             match error {
                 Error::Config(_)
                 | Error::Memory(replay_core::Error::Table { .. } | replay_core::Error::TableDiffers { .. }) => 2,

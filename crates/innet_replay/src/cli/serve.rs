@@ -21,7 +21,7 @@ use replay_server::server::{RunningServer, Server};
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-use super::log;
+use crate::log;
 
 /// Serve a replay memory until SIGTERM or SIGINT.
 ///

@@ -267,19 +267,10 @@ pub fn complete(client: &Client, here: &[TableConfig], there: &[TableConfig], wa
     for table in there {
         match here.iter().find(|known| known.name == table.name) {
             None => allowed(client.create_table(table, wait))?,
-            Some(known) => same(known, table)?,
+            Some(known) => known.check_same(table)?,
         }
     }
     Ok(())
-}
-
-/// # Errors
-/// [`replay_core::Error::TableDiffers`] unless the definitions agree.
-pub fn same(here: &TableConfig, there: &TableConfig) -> Result<()> {
-    match here.difference(there) {
-        None => Ok(()),
-        Some(difference) => Err(replay_core::Error::TableDiffers { table: here.name.clone(), difference }.into()),
-    }
 }
 
 /// Ignores the error of a request that the client's role does not allow.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::updates::{Updates, check};
+use super::super::updates::Updates;
 use super::group::{Group, Shard, is_lost, silent, within_grace};
 use base::wait::Wait;
+use replay_core::error::check_update;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_core::table::ids::IdSpace;
 use replay_link::error::{Error, Result};
@@ -122,7 +123,7 @@ impl UpdateChannel<Error> for ShardedUpdates {
     fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.group.check_process()?;
         // Checked before any server gets a part: an update applies as a whole or not at all.
-        check(table, ids, priorities)?;
+        check_update(table, ids, priorities)?;
         let routes = self.group.route(ids);
         let copies: usize = routes.iter().map(Vec::len).sum();
         match copies.checked_sub(ids.len()) {

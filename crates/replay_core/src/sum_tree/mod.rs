@@ -35,9 +35,8 @@
 //! At rest every node is exactly the sum of its children. No thread waits for another; an empty leaf is never
 //! returned.
 
-mod batch;
+mod batches;
 mod node;
-mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 mod vector;
 
@@ -47,8 +46,7 @@ use base::error::check_size;
 use base::planted;
 use node::{ChildSums, Leaf, Level, Node};
 
-pub use batch::Update;
-pub use sample::{SampledLeaf, Strata};
+pub use batches::{SampledLeaf, Strata, Update};
 
 /// Most leaves of one batch of samples.
 pub const MAX_SAMPLES: u32 = 1 << 16;

@@ -7,8 +7,8 @@
 //! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `undelivered` | sampling, without a lock except in samplers with an order; undelivered samples |
-//! | `update` | priorities, corrupt items |
+//! | `sample` | sampling, without a lock except in samplers with an order |
+//! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
 //! | `waiting` | queues of waiting calls; the state of one call |
@@ -27,16 +27,16 @@ pub(crate) mod counters;
 mod max_priority;
 mod prepare;
 mod push;
+mod returned;
 mod sample;
 pub(crate) mod samplers;
 pub(crate) mod save;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
-mod undelivered;
-mod update;
 mod waiting;
 pub(crate) mod writers;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 

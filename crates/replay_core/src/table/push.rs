@@ -10,8 +10,7 @@
 //! and the largest priority, where an update raises it. Insert and evict share one short lock for each table, never held over
 //! allocation, free or I/O.
 
-use crate::error::Result;
-use crate::error::WaitReason;
+use crate::error::{Result, WaitReason};
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::{Push, PushBody};
 use crate::slab::Handle;

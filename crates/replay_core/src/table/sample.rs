@@ -24,9 +24,9 @@ use base::error::check_size;
 
 use super::ids::ItemId;
 use super::items::{ItemRows, Metadata};
+use super::returned::Undelivered;
 use super::samplers::{EQUAL_MASS, FirstOfRanking, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
-use super::undelivered::Undelivered;
 use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.

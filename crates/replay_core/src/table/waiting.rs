@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::WaitReason;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WaitReason};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 use base::system;
 use base::wait::Wait;

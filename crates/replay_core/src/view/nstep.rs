@@ -28,8 +28,7 @@ use super::{NStep, REWARD};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig};
-use crate::view_spec::find_scalar;
-use crate::view_spec::{self, Part};
+use crate::view_spec::{self, Part, find_scalar};
 
 pub(super) struct NStepView {
     spec: NStep,

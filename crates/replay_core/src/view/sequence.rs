@@ -11,8 +11,7 @@ use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
-use crate::view_spec::find_scalar;
-use crate::view_spec::{self, Part};
+use crate::view_spec::{self, Part, find_scalar};
 
 pub(super) struct SequenceView {
     spec: Sequences,

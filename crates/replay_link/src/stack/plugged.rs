@@ -1,20 +1,18 @@
 //! Network stacks of other crates. A program plugs them in before it parses addresses: `--stack NAME` for a server, `innet+NAME://`
 //! for a client.
 
-use std::fmt;
 use std::future::Future;
 use std::hash::{Hash, Hasher};
-use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::ServerWait;
-use super::{Address, ByteStream};
+use super::{Address, ByteStream, ServerWait};
 use crate::error::{Error, Result};
 use base::sync::lock;
 use base::wait::Wait;

@@ -64,7 +64,8 @@ impl PyMemory {
             limits.max_bytes = kept.saturating_add(limits.receive_bytes);
         }
         limits.seed = seed;
-        let replay = PyReplay::local(Memory::new(limits));
+        let memory = Memory::new(limits);
+        let replay = PyReplay::new(memory.clone(), Some(memory), None, None, "in this process".into());
         replay.make_tables(py, &tables, None)?;
         Ok(PyClassInitializer::from(replay).add_subclass(PyMemory))
     }

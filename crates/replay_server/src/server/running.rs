@@ -1,5 +1,6 @@
 //! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 //! Its connections are those that the limit of open files leaves beside files, HTTP and operators.
+
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

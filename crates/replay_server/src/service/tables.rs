@@ -133,10 +133,7 @@ impl Tables {
     /// The answer to `CreateTable` if the table exists, else `None`.
     pub fn find(&self, config: &TableConfig) -> Option<Result<ReplyBody>> {
         let table = self.memory.table(&config.name).ok()?;
-        Some(match table.config().difference(config) {
-            None => Ok(ReplyBody::Done),
-            Some(difference) => Err(replay_core::Error::TableDiffers { table: config.name.clone(), difference }.into()),
-        })
+        Some(table.config().check_same(config).map(|()| ReplyBody::Done).map_err(Error::from))
     }
 
     fn create(&self, config: &TableConfig) -> Result<()> {

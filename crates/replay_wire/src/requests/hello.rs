@@ -1,5 +1,9 @@
+//! Messages that are about no table: the handshake, and those of extensions.
+
+use bytes::Bytes;
+
 use crate::error::Result;
-use crate::fields::{key, text};
+use crate::fields::{Rest, key, text};
 use crate::innet_capnp as wire;
 
 /// Starts a connection.
@@ -58,4 +62,21 @@ pub fn write_challenge(challenge: &Challenge, mut out: wire::challenge::Builder<
     out.set_nonce(&challenge.nonce);
     out.set_token_needed(challenge.token_needed);
     out.set_max_frame_bytes(challenge.max_frame_bytes);
+}
+
+/// A message to an extension of the server, or its answer, in the extension's format.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extension {
+    /// Name of the extension.
+    pub name: String,
+    /// The frame's payload.
+    pub message: Bytes,
+}
+
+pub fn read_extension(from: wire::extension::Reader<'_>, rest: &Rest) -> Result<Extension> {
+    Ok(Extension { name: text(from.get_name())?, message: rest.payload() })
+}
+
+pub fn write_extension(extension: &Extension, mut out: wire::extension::Builder<'_>) {
+    out.set_name(&extension.name);
 }

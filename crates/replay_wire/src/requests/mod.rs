@@ -1,7 +1,6 @@
 //! Requests and replies. The lists at the end have a line for each kind; `read` and `write` have the two lines that take it from and to its
 //! member of the schema's union. Contents of several fields are in files, with a function for each direction.
 
-mod extension;
 mod hello;
 mod push;
 mod sample;
@@ -20,8 +19,7 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::fields::{Payload, Rest, json, key, text, to_json};
 use crate::innet_capnp as wire;
 
-pub use extension::Extension;
-pub use hello::{Challenge, Hello};
+pub use hello::{Challenge, Extension, Hello};
 pub use push::{CloseWriter, OpenOrResume};
 pub use sample::{ReportCorrupt, UpdatePriorities};
 pub use table::{GetParameters, PutParameters};
@@ -199,7 +197,7 @@ impl RequestBody {
             Which::List(()) => RequestBody::List,
             Which::Snapshot(()) => RequestBody::Snapshot,
             Which::CloseWriter(close) => RequestBody::CloseWriter(push::read_close(close?)),
-            Which::CallExtension(call) => RequestBody::CallExtension(extension::read(call?, rest)?),
+            Which::CallExtension(call) => RequestBody::CallExtension(hello::read_extension(call?, rest)?),
         })
     }
 
@@ -232,7 +230,7 @@ impl RequestBody {
             RequestBody::Snapshot => root.set_snapshot(()),
             RequestBody::CloseWriter(close) => push::write_close(close, root.init_close_writer()),
             RequestBody::CallExtension(call) => {
-                extension::write(call, root.init_call_extension());
+                hello::write_extension(call, root.init_call_extension());
                 return Ok(call.message.clone());
             }
         }
@@ -269,7 +267,7 @@ impl ReplyBody {
             Which::Parameters(stored) => ReplyBody::Parameters(table::read_parameters(stored?, rest)),
             Which::Stats(json) => ReplyBody::Stats(text(json)?),
             Which::Listing(listing) => ReplyBody::Listing(table::read_listing(listing?, rest)?),
-            Which::Extension(answer) => ReplyBody::Extension(extension::read(answer?, rest)?),
+            Which::Extension(answer) => ReplyBody::Extension(hello::read_extension(answer?, rest)?),
         })
     }
 
@@ -309,7 +307,7 @@ impl ReplyBody {
             ReplyBody::Stats(json) => root.set_stats(&json),
             ReplyBody::Listing(listing) => table::write_listing(&listing, root.init_listing()),
             ReplyBody::Extension(answer) => {
-                extension::write(&answer, root.init_extension());
+                hello::write_extension(&answer, root.init_extension());
                 return (vec![answer.message], None);
             }
         }
