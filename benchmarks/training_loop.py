@@ -126,7 +126,7 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
     """Trains in one process and returns its rates."""
     import torch
 
-    from innet_drl.batches import TorchBatch
+    from innet_drl.torch_batches import TorchBatch
     from innet_drl.train import environments
     from innet_drl.train.learn.learner import Learner
     from innet_drl.train.learn.numerics import choose_numerics

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import disjoint_base
 
-from innet_drl.batches import TorchBatch, TorchBatches
 from innet_drl.definitions import Mix, NStep, Sequences, Table, Window
+from innet_drl.torch_batches import TorchBatch, TorchBatches
 
 __all__ = [
     "Batch",
@@ -273,20 +273,10 @@ class Writer(_ContextManager):
     ) -> None:
         """Appends a block of T consecutive steps, with the same rows, items and ids as T calls of `append`.
 
-        Every array has the leading dimensions `(T, num_envs)`. An episode of a file is a block of one environment:
-        `observation[:, None]`.
-
-        Args:
-            terminated: bool `(T, num_envs)`, which sets T; 0 does nothing.
-            truncated: As in `append`, as are all others.
-            first: As in `append`.
-            final: As in `append`.
-            q: As in `append`.
-            priority: As in `append`.
-            final_q: As in `append`.
-            timeout: Seconds to wait until the table accepts the steps before the block. The block is then appended as a
-                whole; what the table does not accept at once is sent by the next call.
-            **columns: As in `append`.
+        The arguments are those of `append`, and every array has the leading dimensions `(T, num_envs)`. `terminated`
+        sets T; 0 does nothing. An episode of a file is a block of one environment: `observation[:, None]`. `timeout` is
+        for the steps before the block: it is then appended as a whole, and what the table does not accept at once is
+        sent by the next call.
 
         Raises:
             ReplayError: As in `append`; after an error no step of the block is stored.
@@ -694,7 +684,7 @@ class Replay(_ContextManager):
                 table's.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta, 0 to 4; 1 corrects completely.
             device: `None` gives a NumPy batch (`Batch`); `"cpu"`, `"cuda"` or a torch device gives a batch of torch
-                tensors (`innet_drl.batches.TorchBatch`).
+                tensors (`innet_drl.torch_batches.TorchBatch`).
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
@@ -743,23 +733,16 @@ class Replay(_ContextManager):
     ) -> Batches:
         """Samples batches repeatedly, decoding ahead of the reader.
 
-        Args:
-            table: The table's name, or a mix of tables.
-            batch_size: Items of a batch.
-            view: As in `sample`.
-            beta: As in `sample`; a function is called before every batch, and applies to batches not decoded yet.
-            prefetch: Batches decoded ahead, 0 to 1024. With 0 `next` samples on demand, so that a batch follows every
-                earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead and one
-                more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
-                many more as the round trip needs: at most 64, and 64 MiB of replies.
-            device: As in `sample`; batches of torch tensors come from a `innet_drl.batches.TorchBatches`, which copies
-                them to a CUDA device while it computes.
-            normalize: As in `sample`.
-            allow_short: As in `sample`, at the deadline of each `next`. Such batches are sampled when `next` is called,
-                not ahead.
-            timeout: Seconds that each `next` may wait.
-            writers_timeout: As in `sample`; the wait begins with the last batch, also over several calls of `next`.
-            threads: As in `sample`.
+        The arguments are those of `sample`, for each batch. A function `beta` is called before every batch, and applies
+        to batches not decoded yet. Batches of torch tensors come from a `innet_drl.torch_batches.TorchBatches`, which
+        copies them to a CUDA device while it computes. With `allow_short` they are sampled when `next` is called, not
+        ahead. `timeout` is that of each `next`, and the wait of `writers_timeout` begins with the last batch, also over
+        several calls of `next`.
+
+        `prefetch` is the number of batches decoded ahead, 0 to 1024. With 0 `next` samples on demand, so that a batch
+        follows every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead
+        and one more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
+        many more as the round trip needs: at most 64, and 64 MiB of replies.
         """
     @overload
     def batches(

@@ -125,13 +125,13 @@ def train(arguments: Sequence[str]) -> None:
     chosen = parse_train(arguments)
     flags = chosen.flags
     callbacks = _callbacks(track=flags.track)
-    from innet_drl.launch import local
+    from innet_drl.launch import start
     from innet_drl.train.observe.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
     out = flags.resume or flags.out
     with logs_on_console():
-        local.train(
+        start.train(
             chosen.config,
             out or RunFolder.default_path(chosen.name),
             resume=flags.resume is not None,
@@ -149,11 +149,11 @@ def learner(arguments: Sequence[str]) -> None:
 
     chosen = parse_learner(arguments)
     callbacks = _callbacks(track=chosen.flags.track)
-    from innet_drl.launch import local
+    from innet_drl.launch import start
     from innet_drl.train.observe.page import Page, logs_on_console
 
     with logs_on_console():
-        local.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
+        start.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
 
 
 def actor(arguments: Sequence[str]) -> None:

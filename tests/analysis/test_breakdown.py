@@ -17,7 +17,7 @@ from training import BothHavePlayed, lines, newest, small
 
 from innet_drl.analysis.breakdown import KINDS, START, read, together
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.callbacks import Result
 from innet_drl.train.observe.metrics import Meter, parts
 from innet_drl.train.observe.stopwatch import Times, read_times
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A run of two actors, and a learner with a second thread."""
     run = tmp_path_factory.mktemp("runs") / "apart"
     config = small(actors=2, targets_ahead="on", evaluation_period=60, steps=1_000_000)
-    return run, local.train(config, run, callbacks=[BothHavePlayed(evaluated=True)])
+    return run, start.train(config, run, callbacks=[BothHavePlayed(evaluated=True)])
 
 
 def shares(tmp_path: Path, *runs: Path) -> dict[str, dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_shares_of_each_process_sum_to_1(trained: tuple[Path, Result], tmp_path:
 
 def test_a_serial_run_is_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = local.train(small(serial=True), run)
+    result = start.train(small(serial=True), run)
     (bar,) = shares(tmp_path, run).values()
     assert bar["process"] == "serial"
     assert sum(bar["shares"].values()) == pytest.approx(1, abs=1e-9)
@@ -94,7 +94,7 @@ def test_a_serial_run_is_one_process(tmp_path: Path) -> None:
 
 def test_the_first_of_several_learners_has_a_bar(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    local.train(small(learners=2, steps=600), run)
+    start.train(small(learners=2, steps=600), run)
     bars = shares(tmp_path, run)
     assert list(bars) == ["learner 0", "actor 0"]
     assert sum(bars["learner 0"]["shares"].values()) == pytest.approx(1, abs=1e-9)
@@ -127,9 +127,9 @@ def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
 
 def test_a_resumed_run_adds_its_times(tmp_path: Path) -> None:
     run, config = tmp_path / "run", small(serial=True, steps=300)
-    first = local.train(config, run)
+    first = start.train(config, run)
     before = sum(read_times(run)["seconds"]["serial"].values())
-    second = local.train(dataclasses.replace(config, steps=600), run, resume=True)
+    second = start.train(dataclasses.replace(config, steps=600), run, resume=True)
     after = sum(read_times(run)["seconds"]["serial"].values())
     assert after - before >= second.seconds - first.seconds
 

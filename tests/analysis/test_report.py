@@ -23,7 +23,7 @@ from innet_drl.analysis import report
 from innet_drl.analysis.charts import Curve, draw
 from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.observe.metrics import PANELS, Panel, parts
 from innet_drl.train.run_folder import RunFolder
@@ -79,8 +79,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
     config = small(environment="brought:Drawn", video=True, steps=600, evaluation_period=40)
     apart = dataclasses.replace(config, actors=2, environments=2, steps=1_000_000)
-    local.train(apart, folder / "first", callbacks=[BothHavePlayed(evaluated=True)])
-    local.train(dataclasses.replace(config, serial=True, seed=7, learning_rate=1e-3), folder / "second")
+    start.train(apart, folder / "first", callbacks=[BothHavePlayed(evaluated=True)])
+    start.train(dataclasses.replace(config, serial=True, seed=7, learning_rate=1e-3), folder / "second")
     return [folder / "first", folder / "second"]
 
 
@@ -136,7 +136,7 @@ def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path)
 
 
 def test_runs_of_other_games_have_charts_of_their_own(runs: list[Path], tmp_path: Path) -> None:
-    local.train(small(serial=True, steps=300), tmp_path / "other")
+    start.train(small(serial=True, steps=300), tmp_path / "other")
     page = Page(write_report([runs[1], tmp_path / "other"], tmp_path / "games.html").path)
     assert [each for each in page.headings if each in ("brought:Drawn", "CartPole-v1")] == [
         "brought:Drawn",

@@ -177,7 +177,7 @@ def test_a_command_without_its_extra_is_one_line(installed: Path, command: str) 
 
 @pytest.mark.parametrize(
     "statement",
-    ["import innet_drl.distributed", "from innet_drl.train import Config", "import innet_drl.batches"],
+    ["import innet_drl.distributed", "from innet_drl.train import Config", "import innet_drl.torch_batches"],
 )
 def test_an_import_without_its_extra_names_it(installed: Path, statement: str) -> None:
     ended = run(installed / "python", "-c", statement)

@@ -29,7 +29,7 @@ ALLOWED = {
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""
 
-UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
+UPWARDS = {("train/__init__.py", "innet_drl.launch.start")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
 TRAINING = ("settings", "environments", "losses", "networks", "observe", "learn", "play", "runs")
@@ -38,7 +38,6 @@ TRAINING = ("settings", "environments", "losses", "networks", "observe", "learn"
 CLIENT = {
     "__init__",
     "_core",
-    "batches",
     "definitions",
     "errors",
     "extras",
@@ -47,18 +46,19 @@ CLIENT = {
     "recorder",
     "signals",
     "structures",
+    "torch_batches",
 }
 """Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {
     "_core": {"numpy", "torch", "typing_extensions"},
-    "batches": {"numpy", "torch"},
     "definitions": {"numpy"},
     "index_priorities": {"numpy"},
     "recorder": {"numpy"},
+    "torch_batches": {"numpy", "torch"},
 }
-"""Distributions that files of the client import: `_core` is a stub, read by type checkers alone, and `batches` is
-imported for `Replay.batches(device=...)`."""
+"""Distributions that files of the client import: `_core` is a stub, read by type checkers alone, and `torch_batches`
+is imported for `Replay.batches(device=...)`."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

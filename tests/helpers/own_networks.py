@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from innet_drl.batches import TorchBatch
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.losses import Loss, TransitionLoss, of_actions
 from innet_drl.train.settings.config import Config
 

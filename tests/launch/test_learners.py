@@ -27,7 +27,7 @@ from training import lines, small
 
 import innet_drl as innet
 from innet_drl import train
-from innet_drl.launch import actors, learners, local
+from innet_drl.launch import actors, learners, start
 from innet_drl.launch.processes import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
 from innet_drl.train.run_folder import RunFolder
@@ -42,7 +42,7 @@ UPDATES = 18
 
 def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = local.train(small(learners=2, targets_ahead="on"), run)
+    first = start.train(small(learners=2, targets_ahead="on"), run)
     assert first.learner_updates > 50
     last = lines(run)[-1]
     assert last["learner_updates"] == first.learner_updates
@@ -50,34 +50,34 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
     sampled = last["samples_per_insert"] * last["replay_steps"]
     assert sampled > 1.5 * first.learner_updates * small().batch_size
     # A learner with other weights would have ended it with an error.
-    second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
+    second = start.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
 
 
 def test_parts_of_a_network_may_be_frozen_or_unused(tmp_path: Path) -> None:
     config = small(learners=2, network="own_networks:PartlyTrained", steps=600)
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 20
-    resumed = local.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)
+    resumed = start.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)
     assert resumed.learner_updates > result.learner_updates
 
 
 def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> None:
     with gradient_server() as server:
-        result = local.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
+        result = start.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
     assert result.learner_updates > 20
 
 
 def test_a_wrong_aggregator_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("innet_drl.train.runs.trainer.Trainer", None)
     with pytest.raises(innet.errors.ConfigError, match="nowhere"):
-        local.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
+        start.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
     with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         (address,) = server.addresses
         with pytest.raises(
             ConfigurationError, match=f"{address} sums no gradients: start it as innet-replay serve --gradients"
         ):
-            local.train(small(learners=2, gradients=address), tmp_path / "run")
+            start.train(small(learners=2, gradients=address), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -86,14 +86,14 @@ def test_a_learner_that_is_killed_ends_the_run_with_a_checkpoint(
 ) -> None:
     monkeypatch.setattr(learners, "run_learner", die_while_learning)
     with pytest.raises(LearnerError, match="learner 1"):
-        local.train(small(learners=2, steps=100_000), tmp_path / "run")
+        start.train(small(learners=2, steps=100_000), tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
 def test_a_learner_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "run_learner", fail_while_learning)
     with pytest.raises(LearnerError, match=r"learner 1 failed: .*no gradient here"):
-        local.train(small(learners=2, steps=100_000), tmp_path / "run")
+        start.train(small(learners=2, steps=100_000), tmp_path / "run")
     assert RunFolder(tmp_path / "run").latest_checkpoint().state["learner"]["updates"] >= UPDATES
 
 
@@ -103,7 +103,7 @@ def test_an_actor_is_replaced_while_another_learner_waits_for_its_steps(
     monkeypatch.setattr(learners, "run_learner", functools.partial(kill_the_actor_and_await_the_next, tmp_path))
     monkeypatch.setattr(actors, "run_actor", functools.partial(tell_process, tmp_path))
     config = small(learners=2, actors=1, actor_restarts=1)
-    assert local.train(config, tmp_path / "run").learner_updates > 50
+    assert start.train(config, tmp_path / "run").learner_updates > 50
 
 
 def test_a_signal_ends_training_while_another_learner_has_no_batch(
@@ -127,7 +127,7 @@ def test_a_signal_ends_training_while_another_learner_has_no_batch(
 def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "run_learner", fail_to_begin)
     with pytest.raises(LearnerError, match="no place here"):
-        local.train(small(learners=2), tmp_path / "run")
+        start.train(small(learners=2), tmp_path / "run")
 
 
 def test_further_learners_see_the_gpus_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_further_learners_see_the_gpus_of_the_first(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     monkeypatch.setattr(learners, "run_learner", name_gpus)
     with pytest.raises(LearnerError, match="it sees the GPUs 6,7"):
-        local.train(small(learners=2, device="cpu"), tmp_path / "run")
+        start.train(small(learners=2, device="cpu"), tmp_path / "run")
 
 
 def test_several_learners_want_processes_and_a_replay_server() -> None:

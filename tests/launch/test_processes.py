@@ -15,7 +15,7 @@ from processes import Command, namespaces_missing
 from serving import SERVE, Server, until
 from training import lines, newest, small
 
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.observe.metrics import parts
 from innet_drl.train.play.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
@@ -198,7 +198,7 @@ def test_seeds_are_those_of_innet_drl_train(server: Server, tmp_path: Path, monk
         return sorted(int(line) for line in path.read_text().split()) if path.exists() else []
 
     arguments = {"file": str(tmp_path / "one")}
-    local.train(
+    start.train(
         small(environment="seeding:make", environment_args=arguments, actors=2, seed=7, steps=500, video=False),
         tmp_path / "together",
     )

@@ -11,7 +11,7 @@ from full_disk import full_device
 from training import lines, small
 
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.learn.learner import Learner, Update
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
@@ -47,11 +47,11 @@ def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_learning_goes_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    first = local.train(FIRST, run)
+    first = start.train(FIRST, run)
     assert (run / "replay.snapshot").stat().st_size > 0
     written = lines(run)
     found = note(monkeypatch)
-    second = local.train(MORE, run, resume=True)
+    second = start.train(MORE, run, resume=True)
     assert second.learner_updates > first.learner_updates
     begun, learned = found
     assert begun["steps"] >= FIRST.min_size
@@ -66,10 +66,10 @@ def test_learning_goes_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_snapshot_the_memory_is_filled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    local.train(FIRST, run)
+    start.train(FIRST, run)
     (run / "replay.snapshot").unlink()
     found = note(monkeypatch)
-    local.train(dataclasses.replace(MORE, checkpoint_replay=False), run, resume=True)
+    start.train(dataclasses.replace(MORE, checkpoint_replay=False), run, resume=True)
     begun, learned = found
     assert begun["steps"] == 0
     assert learned["items"] >= FIRST.min_size
@@ -78,14 +78,14 @@ def test_without_a_snapshot_the_memory_is_filled_again(tmp_path: Path, monkeypat
 
 def test_a_session_that_keeps_no_memory_removes_the_old_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    local.train(FIRST, run)
+    start.train(FIRST, run)
     assert main(["train", "--resume", str(run), "--steps", "6000", "--no-checkpoint-replay"]) == 0
     assert not (run / "replay.snapshot").exists()
 
 
 def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    local.train(FIRST, run)
+    start.train(FIRST, run)
     path = run / "replay.snapshot"
     checkpoints = sorted((run / "checkpoints").iterdir())
 
@@ -113,7 +113,7 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    local.train(FIRST, run)
+    start.train(FIRST, run)
     content = (run / "replay.snapshot").read_bytes()
     full_device(run / "replay.snapshot.next.partial")
     capsys.readouterr()
@@ -128,10 +128,10 @@ def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_snapshot_belongs_to_one_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
-    first = local.train(FIRST, run)
+    first = start.train(FIRST, run)
     snapshot, unadopted = run / "replay.snapshot", run / "replay.snapshot.next"
     earlier = snapshot.read_bytes()
-    second = local.train(dataclasses.replace(FIRST, steps=first.agent_steps + 300), run, resume=True)
+    second = start.train(dataclasses.replace(FIRST, steps=first.agent_steps + 300), run, resume=True)
     assert not unadopted.exists()
     checkpoint = RunFolder(run).latest_checkpoint()
 
@@ -152,7 +152,7 @@ def test_a_snapshot_belongs_to_one_checkpoint(tmp_path: Path, caplog: pytest.Log
 
     # The newest checkpoint was removed, or the file was copied from elsewhere.
     snapshot.write_bytes(earlier)
-    local.train(dataclasses.replace(FIRST, steps=second.agent_steps + 300), run, resume=True)
+    start.train(dataclasses.replace(FIRST, steps=second.agent_steps + 300), run, resume=True)
     (told,) = [record.getMessage() for record in caplog.records if "another moment" in record.getMessage()]
     assert str(snapshot) in told
     assert str(checkpoint.path) in told

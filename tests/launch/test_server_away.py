@@ -20,7 +20,7 @@ from training import lines, small
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.signals import Interrupted
 from innet_drl.train.observe.page import Page
 from innet_drl.train.settings.config import Config
@@ -70,7 +70,7 @@ def while_training(config: Config, run: Path, act: Callable[[], None]) -> BaseEx
     thread.start()
     ended: BaseException | None = None
     try:
-        local.train(config, run, display=Page, signals=True)
+        start.train(config, run, display=Page, signals=True)
     except Interrupted:
         pass
     except innet.ReplayError as error:

@@ -21,7 +21,7 @@ from training import lines, small
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.signals import Interrupted
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
@@ -42,7 +42,7 @@ def test_a_program_that_trains_keeps_its_logs_and_signals(tmp_path: Path) -> Non
     sink = logger.add(told.append, format="{message}")
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with ThreadPoolExecutor(1) as other:
-        result = other.submit(local.train, small(serial=True, steps=300), tmp_path / "run").result()
+        result = other.submit(start.train, small(serial=True, steps=300), tmp_path / "run").result()
     assert result.agent_steps >= 300
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     logger.info("still here")
@@ -75,7 +75,7 @@ def test_an_environment_in_the_current_directory_is_found(tmp_path: Path) -> Non
 def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     config = small(actors=2, targets_ahead="on", layer_norm=True)
-    result = local.train(config, run)
+    result = start.train(config, run)
     assert result.learner_updates > 100
     assert result.evaluation is not None
     assert Config.load(run / "config.yaml") == config
@@ -103,7 +103,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) -> None:
     with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=2_000)
-        result = local.train(config, tmp_path / "run")
+        result = start.train(config, tmp_path / "run")
         table = memory.stats()["tables"]["run"]
     assert result.learner_updates > 100
     assert table["sampled_items"] >= config.batch_size * result.learner_updates
@@ -123,23 +123,23 @@ def test_learner_and_actors_have_tokens_of_their_roles(tmp_path: Path, monkeypat
         monkeypatch.setenv("INNET_TOKEN", learner)
         monkeypatch.setenv("INNET_ACTOR_TOKEN", "some other secret")
         with pytest.raises(innet.errors.AuthenticationError, match="another token"):
-            local.train(config, tmp_path / "refused")
+            start.train(config, tmp_path / "refused")
         monkeypatch.setenv("INNET_ACTOR_TOKEN", actor)
-        assert local.train(config, tmp_path / "run").learner_updates > 0
+        assert start.train(config, tmp_path / "run").learner_updates > 0
         monkeypatch.setenv("INNET_TOKEN", actor)
         with pytest.raises(innet.errors.ForbiddenError, match="create_table"):
-            local.train(config, tmp_path / "by-an-actor")
+            start.train(config, tmp_path / "by-an-actor")
 
 
 def test_a_memory_of_ones_own_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INNET_TOKEN", "of some server")
-    assert local.train(small(steps=400), tmp_path / "run").learner_updates > 0
+    assert start.train(small(steps=400), tmp_path / "run").learner_updates > 0
 
 
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = local.train(small(steps=600), run)
-    second = local.train(small(steps=first.agent_steps + 600), run, resume=True)
+    first = start.train(small(steps=600), run)
+    second = start.train(small(steps=first.agent_steps + 600), run, resume=True)
     assert second.agent_steps >= first.agent_steps + 600
     assert second.learner_updates > first.learner_updates
     assert second.seconds > first.seconds
@@ -163,7 +163,7 @@ def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
         return reports(self, agent_steps)
 
     monkeypatch.setattr(Actors, "reports", kill_once)
-    result = local.train(small(), tmp_path / "run")
+    result = start.train(small(), tmp_path / "run")
     assert killed
     assert result.learner_updates > 100
 
@@ -293,7 +293,7 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
     monkeypatch.setattr(video, "record", no_video)
     run = tmp_path / "run"
     with pytest.raises(Interrupted, match="SIGINT"):
-        local.train(small(serial=True, steps=300, video=True), run, signals=True)
+        start.train(small(serial=True, steps=300, video=True), run, signals=True)
     assert not (tmp_path / "run" / "evaluation.json").exists()
     # The run has reached its end: a follower evaluates its agent, and ends, too.
     monkeypatch.setattr(evaluation_schedule, "evaluate", evaluate)
@@ -309,7 +309,7 @@ def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatc
         return evaluate(self)
 
     monkeypatch.setattr(evaluation_schedule.EvaluationSchedule, "evaluate", evaluate_for_an_hour)
-    result = local.train(small(serial=True, steps=300), tmp_path / "run")
+    result = start.train(small(serial=True, steps=300), tmp_path / "run")
     assert result.evaluation is not None
     assert result.seconds < 3600
     assert lines(tmp_path / "run")[-1]["time_s"] < 3600
@@ -389,6 +389,6 @@ def test_a_memory_that_other_hosts_reach_wants_its_token(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(LocalLauncher, "listen", "innet://127.0.0.1:0")
     monkeypatch.setattr(EmbeddedMemory, "create", classmethod(created))
-    result = local.train(small(learners=2, steps=600), tmp_path / "run")
+    result = start.train(small(learners=2, steps=600), tmp_path / "run")
     assert result.learner_updates > 0
     assert addresses[0].startswith("innet://127.0.0.1:")

@@ -18,7 +18,7 @@ from training import lines, small
 
 from benchmarks.systems import free_port
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.redis.memory import RedisMemory
 from innet_drl.redis.store import RedisStore
 from innet_drl.train.errors import ConfigurationError, ProcessError, ReplayMemoryError, RunFolderError
@@ -60,7 +60,7 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     transitions = 40
     replay = f"{address}?message={message}&transitions={transitions}"
     config = small(replay=replay, actors=2, steps=3_000, capacity=20_000)
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]
     assert {name.partition("/")[0] for name in last} <= METRICS.keys()
@@ -80,16 +80,16 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
 
 def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     run = tmp_path / "run"
-    first = local.train(small(replay=address, steps=800), run)
+    first = start.train(small(replay=address, steps=800), run)
     before = lines(run)
-    second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
+    second = start.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     # From its first line on; the memory may have been full.
     assert lines(run)[len(before)]["replay_steps"] >= before[-1]["replay_steps"]
     with pytest.raises(RunFolderError, match=r"replay\.snapshot to continue with an empty memory"):
-        local.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
+        start.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
     # Rows are rows: the learner's own memory goes on with those that came by messages of frames.
-    third = local.train(small(steps=second.agent_steps + 400), run, resume=True)
+    third = start.train(small(steps=second.agent_steps + 400), run, resume=True)
     assert third.learner_updates > second.learner_updates
 
 
@@ -154,14 +154,14 @@ def test_a_serial_run_has_no_redis() -> None:
 @pytest.mark.parametrize(("name", "value", "only"), [("learners", 2, 1), ("max_version_lag", 4, 0)])
 def test_settings_that_a_redis_does_not_have(tmp_path: Path, name: str, value: int, only: int) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} {value}: it must be {only} with replay redis://"):
-        local.train(small(replay="redis://127.0.0.1:1", **{name: value}), tmp_path / "run")
+        start.train(small(replay="redis://127.0.0.1:1", **{name: value}), tmp_path / "run")
 
 
 def test_games_that_are_reset_at_once(tmp_path: Path, address: str) -> None:
     arguments = {"mode": "SAME_STEP", "images": False}
     config = small(replay=address, environment=brought.make_vector, environment_args=arguments)
     with pytest.raises(ProcessError, match="this one has SAME_STEP: make it in the other mode"):
-        local.train(config, tmp_path / "run")
+        start.train(config, tmp_path / "run")
 
 
 def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,16 +169,16 @@ def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     config = small(replay=f"redis://127.0.0.1:{port}", steps=400)
     with running(port, "--requirepass", "open sesame"):
         with pytest.raises(ReplayMemoryError, match="set INNET_TOKEN"):
-            local.train(config, tmp_path / "run")
+            start.train(config, tmp_path / "run")
         monkeypatch.setenv("INNET_TOKEN", "open sesame")
-        assert local.train(config, tmp_path / "run").learner_updates > 0
+        assert start.train(config, tmp_path / "run").learner_updates > 0
 
 
 def test_keys_of_another_run(tmp_path: Path, address: str) -> None:
     with redis.Redis.from_url(address) as client:
         client.rpush("innet:run:experience", b"of another run")
     with pytest.raises(ConfigurationError, match=r"keys of another run named 'run'.*another folder"):
-        local.train(small(replay=address), tmp_path / "run")
+        start.train(small(replay=address), tmp_path / "run")
 
 
 @pytest.mark.parametrize("message", ["frames", "stacks"])
@@ -192,7 +192,7 @@ def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monk
 
     monkeypatch.setattr(RedisStore, "clear", clear_and_push)
     with pytest.raises(ReplayMemoryError, match=r"did not write \(a message"):
-        local.train(small(replay=f"{address}?message={message}"), tmp_path / "run")
+        start.train(small(replay=f"{address}?message={message}"), tmp_path / "run")
 
 
 def test_parameters_of_another_network(address: str) -> None:

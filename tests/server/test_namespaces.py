@@ -20,7 +20,7 @@ from training import newest, small
 
 import innet_drl as innet
 from innet_drl import errors
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.launch.joining import Joining, join
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.published_run import RunPublisher
@@ -357,10 +357,10 @@ def test_an_actor_names_one_of_several_runs_by_its_namespace(address: str) -> No
 @pytest.mark.parametrize("address", [1], indirect=True)
 def test_a_run_of_a_taken_name_is_advised_to_have_a_namespace(address: str, tmp_path: Path) -> None:
     config = small(replay=address, steps=400)
-    local.train(config, tmp_path / "run")
+    start.train(config, tmp_path / "run")
     with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*choose a namespace of its own"):
-        local.train(config, tmp_path / "other/run")
-    result = local.train(dataclasses.replace(config, namespace="other"), tmp_path / "other/run")
+        start.train(config, tmp_path / "other/run")
+    result = start.train(dataclasses.replace(config, namespace="other"), tmp_path / "other/run")
     assert result.learner_updates > 0
 
 

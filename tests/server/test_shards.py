@@ -20,7 +20,7 @@ from steps import VIEW, fill, step, still_works, table
 from training import lines, small
 
 import innet_drl as innet
-from innet_drl.launch import local
+from innet_drl.launch import start
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -641,7 +641,7 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
 
 def test_training_runs_over_two_servers(tmp_path: Path, servers: list[Server]) -> None:
     run = tmp_path / "run"
-    local.train(small(replay=address(servers), actors=2), run)
+    start.train(small(replay=address(servers), actors=2), run)
     assert lines(run)[-1]["learner_updates"] > 50
     with innet.connect(address(servers)) as shards:
         each = [stats["tables"][run.name]["inserted_items"] for stats in shards.stats()["shards"].values()]

@@ -18,7 +18,7 @@ from training import fail_and_stay, fail_to_begin, lines, running_actors, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import actors, local, processes
+from innet_drl.launch import actors, processes, start
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.signals import END_SIGNALS
@@ -74,13 +74,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=400)
-        first = local.train(config, tmp_path / "one" / "run")
+        first = start.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
         with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another folder"):
-            local.train(config, tmp_path / "other" / "run")
+            start.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
         more = dataclasses.replace(config, steps=first.agent_steps + 100)
-        local.train(more, tmp_path / "one" / "run", resume=True)
+        start.train(more, tmp_path / "one" / "run", resume=True)
     assert not (tmp_path / "other" / "run").exists()
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_while_actors_run(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    local.train(small(serial=True, steps=300), run)
+    start.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint()
 
     def no_space(file: int) -> None:
@@ -169,7 +169,7 @@ def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(RunFolderError, match="the disk is full"):
-        local.train(small(serial=True, steps=600), run, resume=True)
+        start.train(small(serial=True, steps=600), run, resume=True)
     assert RunFolder(run).latest_checkpoint().path == before.path
     assert not list(run.glob("checkpoints/*.partial"))
 
@@ -199,7 +199,7 @@ def test_a_full_disk_on_the_way_does_not_end_training(
     monkeypatch.setattr(trainer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(RunFolder, "save_checkpoint", save_later)
     monkeypatch.setattr(MetricsFiles, "write", write_later)
-    local.train(small(serial=True, steps=800, checkpoint_minutes=1e-6), run)
+    start.train(small(serial=True, steps=800, checkpoint_minutes=1e-6), run)
     assert refused == {"checkpoint": 0, "line": 0}
     assert RunFolder(run).newest_checkpoint() is not None
     assert [line["agent_steps"] // 200 for line in lines(run)] == [1, 2, 3, 4, 4]
@@ -208,15 +208,15 @@ def test_a_full_disk_on_the_way_does_not_end_training(
     assert len([line for line in told if "pending until they can be written" in line]) == 1
     assert not any("--resume" in line or "start again" in line for line in told if "the disk is full" in line)
     monkeypatch.undo()
-    assert local.train(small(serial=True), run, resume=True).agent_steps >= 1_000
+    assert start.train(small(serial=True), run, resume=True).agent_steps >= 1_000
 
 
 def test_a_folder_is_trained_in_by_one_process_alone(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    local.train(small(serial=True, steps=300), run)
+    start.train(small(serial=True, steps=300), run)
     with RunFolder.open(run).hold(), pytest.raises(RunFolderError, match=r"another process trains in .*folder"):
-        local.train(small(serial=True, steps=600), run, resume=True)
-    local.train(small(serial=True, steps=600), run, resume=True)
+        start.train(small(serial=True, steps=600), run, resume=True)
+    start.train(small(serial=True, steps=600), run, resume=True)
 
 
 def test_the_loser_of_a_folder_leaves_it_to_the_winner(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_start_that_fails_leaves_no_folder_but_the_users_own(tmp_path: Path) -
     (tmp_path / "mine").mkdir()
     for out in (tmp_path / "mine", tmp_path / "new" / "run"):
         with pytest.raises(UnavailableEnvironmentError):
-            local.train(wrong, out)
+            start.train(wrong, out)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -325,16 +325,16 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors get an address at which no process listens."""
-    start = actors.Actors.__init__
+    original = actors.Actors.__init__
 
     def elsewhere(
         self: actors.Actors, config: object, run: Any, first_step: int, launcher: Any, address: str, *others: Any
     ) -> None:
-        start(self, small(actor_restarts=1), run, first_step, launcher, f"unix://{tmp_path}/absent", *others)
+        original(self, small(actor_restarts=1), run, first_step, launcher, f"unix://{tmp_path}/absent", *others)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
-        local.train(small(), tmp_path / "run")
+        start.train(small(), tmp_path / "run")
     # Nothing was learned, and so nothing is left.
     assert not (tmp_path / "run").exists()
 
@@ -353,11 +353,11 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
         monkeypatch.setattr(Reporter, "report", report_and_close)
         with pytest.raises((innet.ReplayError, ActorError)):
-            local.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
+            start.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
     assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0
     monkeypatch.undo()
     checkpoint = RunFolder(run).latest_checkpoint()
-    resumed = local.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
+    resumed = start.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
     assert resumed.learner_updates > checkpoint.state["learner"]["updates"]
 
 
@@ -375,10 +375,10 @@ def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, serial: bool) -> None:
     run = tmp_path / "run"
-    local.train(small(serial=True, steps=300), run)
+    start.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint().path
     with pytest.raises(DivergedError, match=r"diverged by update .*learning_rate") as raised:
-        local.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
+        start.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
     assert str(before) in str(raised.value)
     assert RunFolder(run).latest_checkpoint().path == before
 
@@ -387,12 +387,12 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
     run = tmp_path / "run"
     with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=300)
-        local.train(config, run)
+        start.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
         with pytest.raises(
             ConfigurationError, match=r"keep batch_size as in the run's config.yaml, or drop .*drop_table\('run'\)"
         ):
-            local.train(more, run, resume=True)
+            start.train(more, run, resume=True)
 
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:

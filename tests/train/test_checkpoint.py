@@ -12,7 +12,7 @@ import torch
 from training import small
 
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.learn.checkpoints import load_checkpoint, save_checkpoint
@@ -78,7 +78,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    local.train(small(serial=True, steps=300), run)
+    start.train(small(serial=True, steps=300), run)
     checkpoint = RunFolder.open(run).latest_checkpoint()
     norms = {f"{network}.features_norm.weight": torch.ones(8) for network in ("model", "target", "average")}
     save_checkpoint(checkpoint.path, {**checkpoint.tensors, **norms}, checkpoint.state)

@@ -15,7 +15,7 @@ from training import small
 
 from innet_drl.analysis.recorded_run import read_run
 from innet_drl.analysis.report import write_report
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train import environments
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
@@ -202,7 +202,7 @@ def test_an_atari_agent_plays_with_sticky_actions_after_training(tmp_path: Path)
         evaluation_frames=400,
         video=False,
     )
-    local.train(config, tmp_path / "run")
+    start.train(config, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert (written["sticky_actions"], written["sticky"]["sticky_actions"]) == (0.0, 0.25)
     assert len(written["sticky"]["scores"]) == len(written["scores"]) == 2

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from training import small
 
-from innet_drl.batches import TorchBatch
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from training import small
 
 from innet_drl import cli, train
-from innet_drl.batches import TorchBatch, to_device
-from innet_drl.launch import local
+from innet_drl.launch import start
+from innet_drl.torch_batches import TorchBatch, to_device
 from innet_drl.train import environments
 from innet_drl.train.environments import Environments
 from innet_drl.train.errors import ActorError, ConfigurationError, UnavailableEnvironmentError
@@ -190,7 +190,7 @@ def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
     config = small(
         environment=make, async_environments=True, environments=1, steps=300, batch_size=16, evaluation_games=1
     )
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is not None
     assert result.evaluation.mean == 5.0
@@ -200,7 +200,7 @@ def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_vector_environment_may_be_processes(tmp_path: Path) -> None:
     config = small(environment="brought:make_async", environments=2, steps=300, batch_size=16, evaluation_games=1)
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is not None
 
@@ -215,7 +215,7 @@ def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> Non
     arguments = {"folder": str(tmp_path)}
     config = small(environment=brought.Noted, environment_args=arguments, serial=serial, steps=1_000_000)
     with pytest.raises(RuntimeError, match="enough"):
-        local.train(config, tmp_path / "run", callbacks=[Stop()])
+        start.train(config, tmp_path / "run", callbacks=[Stop()])
     assert list(tmp_path.glob("closed-*"))
     assert not list(tmp_path.glob("open-*"))
 
@@ -246,7 +246,7 @@ def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: P
     for serial, error in ((True, UnavailableEnvironmentError), (False, ActorError)):
         config = small(environment="brought:Changing", serial=serial)
         with pytest.raises(error, match=r"environment brought:Changing: its observations changed their shape .*Box"):
-            local.train(config, tmp_path / str(serial))
+            start.train(config, tmp_path / str(serial))
 
 
 NOT_FINITE = r"environment 1 \(environment brought:make_not_finite\) returned "
@@ -303,7 +303,7 @@ def test_nan_in_training_names_the_actor(tmp_path: Path, returns: str, clips: bo
         # The steps of five resets come on top.
         place = rf"environment 3 of actor 0 \(environment brought:make_not_finite\) returned {what} at step 45, "
         with pytest.raises(error, match=place):
-            local.train(config, tmp_path / str(serial))
+            start.train(config, tmp_path / str(serial))
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_nan_in_training_names_the_actor(tmp_path: Path, returns: str, clips: bo
 def test_an_environment_of_the_interface_before_gymnasium_is_named(tmp_path: Path, returns: str, message: str) -> None:
     config = small(environment="brought:Gym", environment_args={"returns": returns}, serial=True)
     with pytest.raises(UnavailableEnvironmentError, match=f"environment brought:Gym: {message}"):
-        local.train(config, tmp_path / "run")
+        start.train(config, tmp_path / "run")
 
 
 def test_a_reward_that_is_no_number_is_named() -> None:
@@ -374,7 +374,7 @@ def test_an_environments_own_error_is_not_taken_for_gymnasiums(
 
 def test_an_environments_own_error_restarts_its_actor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ActorError, match="no restart is left after 2 failures"):
-        local.train(small(environment="test_own_environments:Unpacking", actor_restarts=1), tmp_path / "run")
+        start.train(small(environment="test_own_environments:Unpacking", actor_restarts=1), tmp_path / "run")
     (first,) = [text for text in caplog.messages if "failed and is replaced" in text]
     assert "Traceback" in first
     assert "_, _ = list(range(1))" in first
@@ -403,7 +403,7 @@ def test_an_actor_that_died_before_its_first_report_is_replaced_with_other_seeds
         environment=Doomed, environment_args={"file": str(tmp_path / "seeds")}, environments=1, actor_restarts=2
     )
     with pytest.raises(ActorError, match="after 3 failures"):
-        local.train(config, tmp_path / "run")
+        start.train(config, tmp_path / "run")
     seeds = [line for line in (tmp_path / "seeds").read_text().splitlines() if line != "None"]
     assert len(set(seeds)) == len(seeds) == 3
 
@@ -515,7 +515,7 @@ def test_an_error_of_a_step_names_the_environment() -> None:
 def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = small(environment="brought:Failing", actor_restarts=2)
     with pytest.raises(ActorError) as raised:
-        local.train(config, tmp_path / "run")
+        start.train(config, tmp_path / "run")
     first, second = [
         record.getMessage() for record in caplog.records if "failed and is replaced" in record.getMessage()
     ]
@@ -529,7 +529,7 @@ def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog
 
 def test_an_actors_only_error_has_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(ActorError, match=r"no restart is left: ValueError: the motor .* is stuck.*\nTraceback"):
-        local.train(small(environment="brought:Failing", actor_restarts=0), tmp_path / "run")
+        start.train(small(environment="brought:Failing", actor_restarts=0), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training import small
 
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import ServerMemory, memory_class
 
@@ -44,6 +44,6 @@ def test_an_unknown_scheme_is_left_to_the_client() -> None:
 def test_an_installed_memory_refuses_what_it_does_not_take(tmp_path: Path) -> None:
     assert memory_class("own://host:1").__name__ == "OwnMemory"
     with pytest.raises(ConfigurationError, match="n_step 5: it must be 1 in a memory of transitions"):
-        local.train(small(replay="own://host:1"), tmp_path / "run")
+        start.train(small(replay="own://host:1"), tmp_path / "run")
     with pytest.raises(ReplayMemoryError, match="nothing answers at own://host:1"):
-        local.train(small(replay="own://host:1", n_step=1), tmp_path / "run")
+        start.train(small(replay="own://host:1", n_step=1), tmp_path / "run")

@@ -14,9 +14,9 @@ import pytest
 import torch
 from training import small
 
-from innet_drl.batches import TorchBatch
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.structures import map_leaves
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, DivergedError
@@ -95,13 +95,13 @@ def test_a_network_for_vectors_is_told_of_a_dictionary() -> None:
 )
 def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -> None:
     config = small(network=network, loss=loss, steps=300, batch_size=16)
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is not None
     saved = (tmp_path / "run" / "config.yaml").read_text()
     assert "network: own_networks:Linear" in saved
     more = dataclasses.replace(config, steps=result.agent_steps + 300)
-    resumed = local.train(more, tmp_path / "run", resume=True)
+    resumed = start.train(more, tmp_path / "run", resume=True)
     assert resumed.learner_updates > result.learner_updates
 
 
@@ -158,7 +158,7 @@ def test_a_network_of_ones_own_computes_vectors_in_bfloat16_where_that_is_given(
             return q
 
     seen: set[torch.dtype] = set()
-    result = local.train(small(network=Typed, numerics="bfloat16", serial=True, steps=300), tmp_path / "run")
+    result = start.train(small(network=Typed, numerics="bfloat16", serial=True, steps=300), tmp_path / "run")
     assert result.learner_updates > 0
     assert torch.bfloat16 in seen
 
@@ -187,7 +187,7 @@ def test_copies_of_a_network_share_what_its_loss_holds(loss: Any, tmp_path: Path
     config = small(
         environment=make, environment_args={}, loss=loss, serial=True, steps=300, batch_size=16, target_period=5
     )
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 5
     if isinstance(loss, Counted):
         assert loss.batches >= result.learner_updates
@@ -207,7 +207,7 @@ def test_copies_of_a_network_share_what_its_loss_holds(loss: Any, tmp_path: Path
 def test_a_loss_that_fails_at_once_leaves_no_folder(loss: str, message: str, serial: bool, tmp_path: Path) -> None:
     config = small(loss=loss, serial=serial, network="own_networks:Linear")
     with pytest.raises(ConfigurationError, match=message):
-        local.train(config, tmp_path / "run")
+        start.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -232,7 +232,7 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
 
     environment = {"environment": brought.Sampler, "environment_args": {"observation": "dictionary"}}
     config = small(**environment, loss=watched, serial=True, steps=200, batch_size=16, stack=2, channels=(2, 2, 2))
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert len(seen) > result.learner_updates
     assert all(each == seen[0] for each in seen)
 
@@ -240,7 +240,7 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
 @pytest.mark.parametrize("ahead", ["on", "off"])
 def test_targets_of_any_names_are_computed_once(ahead: str, tmp_path: Path) -> None:
     own_networks.Halved.computed = 0
-    result = local.train(small(loss="own_networks:Halved", targets_ahead=ahead, steps=400), tmp_path / "run")
+    result = start.train(small(loss="own_networks:Halved", targets_ahead=ahead, steps=400), tmp_path / "run")
     assert result.learner_updates > 10
     # Once for each update and for the trial before the run; the targets of a few batches were not needed at the end.
     assert result.learner_updates < own_networks.Halved.computed <= result.learner_updates + 4
@@ -256,7 +256,7 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
 def test_a_loss_that_becomes_nan_names_itself(serial: bool, tmp_path: Path) -> None:
     own_networks.later_nan.batches = 0
     with pytest.raises(DivergedError, match=r"loss own_networks:LaterNan"):
-        local.train(small(loss=own_networks.later_nan, serial=serial), tmp_path / "run")
+        start.train(small(loss=own_networks.later_nan, serial=serial), tmp_path / "run")
 
 
 def batch_of(outputs: int) -> tuple[dict[str, np.ndarray[Any, Any]], TorchBatch, Any, Any]:
@@ -376,6 +376,6 @@ def test_categorical_is_the_formula(munchausen: bool) -> None:
 
 @pytest.mark.parametrize("loss", ["categorical", "quantile"])
 def test_distributions_train_in_processes(loss: str, tmp_path: Path) -> None:
-    result = local.train(small(loss=loss, munchausen=True, steps=400, targets_ahead="on"), tmp_path / "run")
+    result = start.train(small(loss=loss, munchausen=True, steps=400, targets_ahead="on"), tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is not None

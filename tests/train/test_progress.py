@@ -11,7 +11,7 @@ from training import small
 
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train import environments
 from innet_drl.train.learn import numerics
 from innet_drl.train.memory import ReplayMemory
@@ -43,7 +43,7 @@ class Watched(Display):
 def test_a_run_shows_its_last_evaluation_and_its_video(tmp_path: Path) -> None:
     watched = Watched()
     config = small(environment="brought:Drawn", serial=True, steps=300, video=True, evaluation_games=4)
-    local.train(config, tmp_path / "run", display=lambda _: watched)
+    start.train(config, tmp_path / "run", display=lambda _: watched)
     evaluated = [done for activity, done in watched.shown if activity == "evaluation"]
     assert [done.partition(",")[0] for done in evaluated] == sorted(done.partition(",")[0] for done in evaluated)
     assert evaluated[0] == "0 of 4 games, step 1"
@@ -56,7 +56,7 @@ def test_a_snapshot_shows_how_many_bytes_are_done(tmp_path: Path, monkeypatch: p
     """The snapshot waits with an open file until its progress was shown."""
     config = small(steps=300)
     if method == "restore":
-        first = local.train(config, tmp_path / "run")
+        first = start.train(config, tmp_path / "run")
         config = small(steps=first.agent_steps + 100)
     activity = {"save": "saving the replay memory", "restore": "restoring the replay memory"}[method]
     watched = Watched(awaited=(activity, "3 of "))
@@ -72,7 +72,7 @@ def test_a_snapshot_shows_how_many_bytes_are_done(tmp_path: Path, monkeypatch: p
         original(memory, path)
 
     monkeypatch.setattr(ReplayMemory, method, wait)
-    local.train(config, tmp_path / "run", resume=method == "restore", display=lambda _: watched)
+    start.train(config, tmp_path / "run", resume=method == "restore", display=lambda _: watched)
     assert watched.seen.is_set()
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from places import ROOT
 from training import small
 
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.structures import map_leaves
 from innet_drl.train import environments
 from innet_drl.train.errors import UnavailableEnvironmentError
@@ -83,7 +83,7 @@ def test_a_network_gets_observations_of_the_documented_shape(row: str, stack: in
 def test_an_environment_of_this_observation_trains(row: str, tmp_path: Path) -> None:
     arguments = {"observation": row}
     config = of("brought:Sampler", environment_args=arguments, serial=True, steps=200, batch_size=8, stack=2)
-    result = local.train(config, tmp_path / "run")
+    result = start.train(config, tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is not None
 
@@ -136,7 +136,7 @@ def test_numbers_of_actions_are_all_actions(row: str, tmp_path: Path) -> None:
     assert len({str(action) for action in taken}) == envs.spec.actions
     assert all(space.contains(action if action.ndim else action[()]) for action in taken)
     assert envs.spec.actions == {"discrete": 3, "discrete with a start": 3, "several discrete": 6, "bits": 8}[row]
-    assert local.train(config, tmp_path / "run").learner_updates > 0
+    assert start.train(config, tmp_path / "run").learner_updates > 0
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ class Telling(brought.Sampler):
 
 
 def test_a_run_tells_once_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    local.train(of(Telling, serial=True, steps=300), tmp_path / "run")
+    start.train(of(Telling, serial=True, steps=300), tmp_path / "run")
     told = [message for message in caplog.messages if "is text, and is left out" in message]
     assert len(told) == 1
     assert "the observation's part 'text'" in told[0]

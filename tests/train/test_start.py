@@ -17,7 +17,7 @@ from training import small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.errors import ConfigurationError, RunFolderError, resuming
 from innet_drl.train.run_folder import RunFolder
 
@@ -166,7 +166,7 @@ def test_a_network_is_made_for_the_learner_and_the_actor(tmp_path: Path, serial:
 
     seen: list[int] = []
     Counted.made = 0
-    local.train(small(network=Counted, serial=serial, steps=200), tmp_path / "run", callbacks=[AtStart()])
+    start.train(small(network=Counted, serial=serial, steps=200), tmp_path / "run", callbacks=[AtStart()])
     assert seen == [most]
 
 
@@ -199,7 +199,7 @@ def test_the_form_of_a_path_of_a_network_is_named(network: str, tmp_path: Path) 
     with pytest.raises(
         ConfigurationError, match=r"network .*it must be .*an import path module:name$|a path is module:name, with dots"
     ):
-        local.train(small(network=network, serial=True), tmp_path / "run")
+        start.train(small(network=network, serial=True), tmp_path / "run")
 
 
 @pytest.mark.parametrize("setting", ["replay", "gradients"])

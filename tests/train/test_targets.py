@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError, UnknownTableError
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.learn.learner import Learner
 from innet_drl.train.learn.numerics import random_batch

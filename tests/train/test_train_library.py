@@ -26,7 +26,7 @@ from training import lines, small
 from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.errors import MissingExtraError
-from innet_drl.launch import local
+from innet_drl.launch import start
 from innet_drl.train.errors import ConfigurationError, ProcessError, RunFolderError
 from innet_drl.train.flags import parse_train
 from innet_drl.train.observe.display import Display
@@ -395,18 +395,18 @@ def test_the_time_left_follows_from_steps_and_minutes(tmp_path: Path) -> None:
             shown.append(metrics)
 
     config = small(serial=True, steps=600)
-    local.train(config, tmp_path / "steps", display=Capture)
+    start.train(config, tmp_path / "steps", display=Capture)
     assert len(shown) > 2
     for metrics in shown:
         assert metrics["seconds_left"] == round(
             max(0.0, (600 - metrics["agent_steps"]) / metrics["agent_steps_per_s"]), 1
         )
     shown.clear()
-    local.train(dataclasses.replace(config, minutes=1e-9), tmp_path / "minutes", display=Capture)
+    start.train(dataclasses.replace(config, minutes=1e-9), tmp_path / "minutes", display=Capture)
     assert [metrics["seconds_left"] for metrics in shown] == [0.0]
     shown.clear()
     endless = dataclasses.replace(config, steps=None)
-    local.train(endless, tmp_path / "endless", display=Capture, callbacks=[Recorder(stop_at="metrics")])
+    start.train(endless, tmp_path / "endless", display=Capture, callbacks=[Recorder(stop_at="metrics")])
     assert {metrics.get("seconds_left") for metrics in shown} == {None}
 
 

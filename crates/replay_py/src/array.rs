@@ -1,5 +1,5 @@
 //! NumPy arrays, also of texts, and torch tensors: arguments are read without a copy if their layout allows it, and results are views on the
-//! core's memory. torch's are made by `innet_drl.batches`: the core itself needs NumPy alone.
+//! core's memory. torch's are made by `innet_drl.torch_batches`: the core itself needs NumPy alone.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -425,7 +425,7 @@ pub fn torch_device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<
     torch_call(intern!(py, "torch_device"), (name,))
 }
 
-/// Calls a function or class of `innet_drl.batches`. An interned name is found without a new string for each batch.
+/// Calls a function or class of `innet_drl.torch_batches`. An interned name is found without a new string for each batch.
 ///
 /// # Errors
 /// Its exceptions.
@@ -433,6 +433,6 @@ pub fn torch_call<'py>(name: &Bound<'py, PyString>, arguments: impl PyCallArgs<'
     let py = name.py();
     // An import takes as long as a tensor.
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let module = MODULE.get_or_try_init(py, || py.import("innet_drl.batches").map(Bound::unbind))?;
+    let module = MODULE.get_or_try_init(py, || py.import("innet_drl.torch_batches").map(Bound::unbind))?;
     module.bind(py).getattr(name)?.call1(arguments)
 }

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import innet_drl as innet
-from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import Learners
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, resuming
 from innet_drl.train.learn.data_parallel import TrainingEnded
 from innet_drl.train.learn.targets import TargetsAhead

@@ -15,9 +15,9 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.batches import TorchBatch
 from innet_drl.redis.messages import MessageFormat, MessageReader, views
 from innet_drl.redis.store import POLL_SECONDS, RedisParameters, RedisStore, parse_address
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 from innet_drl.train.observe.metrics import ActorReport

@@ -124,7 +124,7 @@ def run(
         KeyboardInterrupt: Ctrl-C. A run that has learned has written a checkpoint, and `resume` continues it.
     """
     with naming_extras():
-        from innet_drl.launch import local
+        from innet_drl.launch import start
         from innet_drl.train.errors import ConfigurationError, TrainingError, shortened
         from innet_drl.train.run_folder import RunFolder
         from innet_drl.train.settings.config import Config
@@ -139,6 +139,6 @@ def run(
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
     try:
-        return local.train(config, out, resume=resume, unused=folder is None, launcher=launcher, callbacks=callbacks)
+        return start.train(config, out, resume=resume, unused=folder is None, launcher=launcher, callbacks=callbacks)
     except TrainingError as error:
         raise shortened(error) from error.__cause__

@@ -37,7 +37,7 @@ from innet_drl.train.settings.slices import LearnerSettings, ReplaySettings
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
-    from innet_drl.batches import TorchBatch
+    from innet_drl.torch_batches import TorchBatch
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from innet_drl.batches import TorchBatch
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train import losses
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError

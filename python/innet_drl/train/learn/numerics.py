@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from innet_drl.batches import TorchBatch
 from innet_drl.structures import map_leaves
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learn.learner import Learner, Numerics

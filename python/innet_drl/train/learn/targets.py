@@ -16,8 +16,8 @@ from typing import Self
 
 import torch
 
-from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.learn.learner import Learner, use_device
 from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from innet_drl.batches import TorchBatch
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.losses.q_learning import Loss, Munchausen, Outputs, TransitionLoss, of_actions
 from innet_drl.train.settings.slices import NetworkSettings
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from innet_drl.batches import TorchBatch
+from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses.distributional import Categorical, Quantile
 from innet_drl.train.losses.q_learning import Loss, Outputs, QLearning, TransitionLoss
