@@ -16,8 +16,7 @@ from serving import Server
 
 from benchmarks.gradients.links import within
 from benchmarks.systems import free_port, wait_for
-from innet_drl.errors import MissingExtraError
-from innet_drl.extras import naming_extras
+from innet_drl.errors import MissingExtraError, naming_extras
 from innet_drl.gradients import Station
 
 MAX_BYTES = "10GiB"

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from benchmarks import report
 from benchmarks.processes import children_cpu_seconds
 from innet_drl.train.observe.metrics import parts
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
 """Settings of both sides on the preset `breakout`: the plain double DQN that the preset is compared with."""

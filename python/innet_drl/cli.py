@@ -105,7 +105,7 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-    from innet_drl.extras import naming_extras
+    from innet_drl.errors import naming_extras
     from innet_drl.train.errors import TrainingError, trace_of
 
     try:
@@ -126,7 +126,7 @@ def train(arguments: Sequence[str]) -> None:
     flags = chosen.flags
     callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import start
-    from innet_drl.train.observe.page import Page, logs_on_console
+    from innet_drl.train.observe.display import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
     out = flags.resume or flags.out
@@ -150,7 +150,7 @@ def learner(arguments: Sequence[str]) -> None:
     chosen = parse_learner(arguments)
     callbacks = _callbacks(track=chosen.flags.track)
     from innet_drl.launch import start
-    from innet_drl.train.observe.page import Page, logs_on_console
+    from innet_drl.train.observe.display import Page, logs_on_console
 
     with logs_on_console():
         start.train(chosen.config, chosen.flags.out, launcher=None, callbacks=callbacks, display=Page, signals=True)
@@ -163,7 +163,7 @@ def actor(arguments: Sequence[str]) -> None:
     flags = parse(ActorFlags, "actor", arguments)
     from innet_drl.launch.joining import Joining, run
     from innet_drl.train.memory import server_token_of_actors
-    from innet_drl.train.observe.page import logs_on_console
+    from innet_drl.train.observe.display import logs_on_console
 
     own = ("environment", "environment_threads", "actor_threads")
     changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
@@ -187,7 +187,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train.observe.page import logs_on_console, page_of_command
+    from innet_drl.train.observe.display import logs_on_console, page_of_command
 
     def show(report: Any) -> None:
         print(report, file=sys.stderr, flush=True)
@@ -229,8 +229,7 @@ def record(arguments: Sequence[str]) -> None:
 
     flags = parse(RecordFlags, "record", arguments)
     from innet_drl.train.errors import writing
-    from innet_drl.train.observe.display import score
-    from innet_drl.train.observe.page import page_of_command
+    from innet_drl.train.observe.display import page_of_command, score
     from innet_drl.train.run_folder import RunFolder
 
     with page_of_command(f"video of {flags.run}") as page:
@@ -256,7 +255,7 @@ def report(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import ReportFlags, parse
 
     flags = parse(ReportFlags, "report", arguments)
-    from innet_drl.train.observe.page import page_of_command
+    from innet_drl.train.observe.display import page_of_command
 
     with page_of_command(f"report of {' '.join(map(str, flags.runs))}") as page:
         from innet_drl.analysis.report import write_report

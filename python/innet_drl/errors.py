@@ -1,15 +1,9 @@
-"""Errors of the replay client. Errors of training are in `innet_drl.train.errors`.
-
-Every error is a `ReplayError`. If Python has a class for the kind of error (`TimeoutError`, `ValueError`,
-`ConnectionError`, ...), the error derives from it too, so that code without knowledge of this package can handle it.
-Messages say what to do.
-
-The compiled core raises these classes; `crates/replay_py/src/error.rs` maps each error code to one.
-"""
+"""Errors, and the class of each. Optional dependencies: the error of a missing one names the extra that installs it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 
 class ReplayError(Exception):
@@ -170,3 +164,52 @@ def closest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else otherwise
     return f": {hint}" if hint else ""
+
+
+_MODULES = {
+    "train": (
+        "ale_py",
+        "cloudpickle",
+        "gymnasium",
+        "imageio_ffmpeg",
+        "jinja2",
+        "loguru",
+        "psutil",
+        "pydantic",
+        "rich",
+        "safetensors",
+        "scipy",
+        "tensorboard",
+        "torch",
+        "tyro",
+        "yaml",
+    ),
+    "data": ("h5py", "minari", "PIL", "pyarrow"),
+    "sb3": ("stable_baselines3",),
+    "torchrl": ("tensordict", "torchrl"),
+    "tianshou": ("tianshou",),
+    "redis": ("lz4", "redis"),
+    "wandb": ("wandb",),
+    "bench": ("matplotlib",),
+    "nvml": ("pynvml",),
+    "ray": ("ray",),
+}
+EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
+"""Extra of the package that installs a module."""
+
+
+@contextlib.contextmanager
+def naming_extras() -> Iterator[None]:
+    """Turns the error of a missing optional dependency into one that names the extra.
+
+    Raises:
+        MissingExtraError: Instead of a `ModuleNotFoundError`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = None if error.name is None else EXTRAS.get(error.name.partition(".")[0])
+        if extra is None:
+            raise
+        message = f"{error.name} is not installed: pip install 'innet-drl[{extra}]'"
+        raise MissingExtraError(message, name=error.name) from error

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from innet_drl import _core
-from innet_drl.errors import ConfigError
-from innet_drl.extras import naming_extras
+from innet_drl.errors import ConfigError, naming_extras
 from innet_drl.structures import at_index, map_leaves
 
 with naming_extras():

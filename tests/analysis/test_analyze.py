@@ -18,8 +18,8 @@ from innet_drl.analysis.pictures import can_draw
 from innet_drl.analysis.sweep.point import busy_seconds
 from innet_drl.analysis.sweep.ratio import lists_of
 from innet_drl.cli import main
+from innet_drl.train.settings.config import preset
 from innet_drl.train.settings.machine import cores
-from innet_drl.train.settings.presets import preset
 
 # Each point is a run with processes of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -19,9 +19,8 @@ from innet_drl.analysis.breakdown import KINDS, START, read, together
 from innet_drl.cli import main
 from innet_drl.launch import start
 from innet_drl.train.callbacks import Result
-from innet_drl.train.observe.metrics import Meter, parts
+from innet_drl.train.observe.metrics import MemoryCounters, Meter, parts
 from innet_drl.train.observe.stopwatch import Times, read_times
-from innet_drl.train.observe.totals import MemoryCounters
 
 # Runs with processes of their own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

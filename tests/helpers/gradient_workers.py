@@ -18,8 +18,8 @@ from serving import SERVE, until
 
 from innet_drl.launch import learners
 from innet_drl.launch.actors import run_actor
+from innet_drl.launch.launcher import ProcessFailure, end_with_parent, forking, start_fork_server
 from innet_drl.launch.playing import ActorAssignment
-from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
 from innet_drl.train.errors import LearnerError
 from innet_drl.train.learn.data_parallel import SharedGradients, TrainingEnded
 

@@ -13,15 +13,13 @@ from typing import Any
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.launch.actors import Actors, run_actor
-from innet_drl.launch.launcher import Launcher
+from innet_drl.launch.launcher import Launcher, ProcessFailure
 from innet_drl.launch.playing import ActorAssignment
-from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
 from innet_drl.train.observe.metrics import Metrics, parts
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.published_run import RunPublisher, reports_table
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],

@@ -16,9 +16,8 @@ from training import running_actors, small
 
 import innet_drl as innet
 from innet_drl.launch import actors
-from innet_drl.launch.launcher import LocalLauncher
+from innet_drl.launch.launcher import LocalLauncher, ProcessFailure
 from innet_drl.launch.playing import ActorAssignment
-from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train.errors import ActorError
 from innet_drl.train.observe.metrics import ActorReport
 from innet_drl.train.published_run import ReportWriter

@@ -28,7 +28,7 @@ from training import lines, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.launch import actors, learners, start
-from innet_drl.launch.processes import start_fork_server
+from innet_drl.launch.launcher import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
 from innet_drl.train.run_folder import RunFolder
 

@@ -22,7 +22,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import start
 from innet_drl.signals import Interrupted
-from innet_drl.train.observe.page import Page
+from innet_drl.train.observe.display import Page
 from innet_drl.train.settings.config import Config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
@@ -46,7 +46,7 @@ class Shown(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
     console = Console(file=shown, force_terminal=True, width=160, height=40)
-    monkeypatch.setattr("innet_drl.train.observe.page.rich.get_console", lambda: console)
+    monkeypatch.setattr("innet_drl.train.observe.display.rich.get_console", lambda: console)
     return shown
 
 

@@ -14,8 +14,7 @@ from innet_drl.train.environments import EnvironmentSpec, Step
 from innet_drl.train.memory import make_table
 from innet_drl.train.networks import make_network
 from innet_drl.train.play.actor import Actor
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], environments=2, channels=(4, 4, 4), hidden=8)
 

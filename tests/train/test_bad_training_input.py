@@ -18,7 +18,7 @@ from training import fail_and_stay, fail_to_begin, lines, running_actors, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import actors, processes, start
+from innet_drl.launch import actors, launcher, start
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.signals import END_SIGNALS
@@ -415,8 +415,8 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
     """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
-    processes.start_fork_server()
-    pid = processes._server._forkserver_pid  # type: ignore[attr-defined]
+    launcher.start_fork_server()
+    pid = launcher._server._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
     assert all(mask >> (number - 1) & 1 for number in END_SIGNALS)
@@ -427,7 +427,7 @@ def test_a_fork_server_that_cannot_start_is_an_error_of_no_actor(tmp_path: Path)
     """Learners and benchmarks start processes, too."""
     directory = tmp_path / ("x" * 120)
     directory.mkdir()
-    program = "from innet_drl.launch.processes import start_fork_server; start_fork_server()"
+    program = "from innet_drl.launch.launcher import start_fork_server; start_fork_server()"
     environment = {**os.environ, "TMPDIR": str(directory)}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]

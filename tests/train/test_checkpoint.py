@@ -20,7 +20,7 @@ from innet_drl.train.learn.learner import Learner, Numerics
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.play.agent import load
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS
 
 SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")

@@ -20,8 +20,7 @@ from innet_drl.cli import main
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.flags import parse_learner, parse_train
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.config import Config, read_settings
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config, read_settings
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -16,8 +16,7 @@ from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.networks import make_network
 from innet_drl.train.play import video
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 BREAKOUT = PRESETS["breakout"]
 CARTPOLE = PRESETS["cartpole"]

@@ -20,8 +20,7 @@ from innet_drl.train.observe.display import score
 from innet_drl.train.play.evaluation import Evaluation, evaluate
 from innet_drl.train.play.evaluation_report import PROTOCOLS, aggregate, evaluate_runs
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import preset
+from innet_drl.train.settings.config import Config, preset
 
 BREAKOUT = preset("breakout", channels=(2, 2, 2), hidden=8, evaluation_games=2, evaluation_frames=400)
 

@@ -23,8 +23,7 @@ from innet_drl.train.networks import Network, QNetwork, make_network, q_values
 from innet_drl.train.play import video
 from innet_drl.train.play.evaluation import evaluate
 from innet_drl.train.play.exploration import choose
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 SPEC = EnvironmentSpec(4, 4, (BREAKOUT.frame_size,) * 2, "uint8", 4)

@@ -23,8 +23,7 @@ from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
 from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.play.actor import Actor
 from innet_drl.train.settings import machine
-from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, Config
 
 Weights: TypeAlias = dict[str, NDArray[np.float64]]
 

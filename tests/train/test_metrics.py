@@ -16,11 +16,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from innet_drl.train.observe.display import plain_line
-from innet_drl.train.observe.metrics import METRICS, PANELS, ActorReport, Game, Meter, parts, tags
+from innet_drl.train.observe.display import SMALLEST_PAGE, Page, logs_on_console, plain_line
+from innet_drl.train.observe.metrics import (
+    METRICS,
+    PANELS,
+    ActorReport,
+    Game,
+    MemoryCounters,
+    Meter,
+    Totals,
+    parts,
+    tags,
+)
 from innet_drl.train.observe.metrics_files import MetricsFiles
-from innet_drl.train.observe.page import SMALLEST_PAGE, Page, logs_on_console
-from innet_drl.train.observe.totals import MemoryCounters, Totals
 
 TABLE = {
     "items": 90,

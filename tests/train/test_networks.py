@@ -8,7 +8,7 @@ import torch
 
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.networks import QNetwork, VectorTorso, make_network, space_to_depth
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS
 
 BREAKOUT = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CARTPOLE = EnvironmentSpec(2, 1, (4,), "float32", 1)

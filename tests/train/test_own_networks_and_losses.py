@@ -24,7 +24,7 @@ from innet_drl.train.learn.learner import Learner, Numerics
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import make_loss
 from innet_drl.train.networks import make_network
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS
 
 VECTOR = EnvironmentSpec(3, 1, (4,), "float32", 1)
 VECTOR_SPACE: Any = VECTOR.observation_space

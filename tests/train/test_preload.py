@@ -23,7 +23,7 @@ from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import make_table, memory_settings
 from innet_drl.train.runs.preload import preload
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS
 
 EPISODES, STEPS = 20, 15
 

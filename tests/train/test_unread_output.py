@@ -60,7 +60,7 @@ def test_processes_that_join_a_run_go_on_and_end_while_nobody_reads_their_output
 
 LOGGING = """
 import logging, sys
-from innet_drl.train.observe.page import logs_on_console
+from innet_drl.train.observe.display import logs_on_console
 
 log = logging.getLogger("innet_drl")
 with logs_on_console():

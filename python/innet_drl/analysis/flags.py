@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from innet_drl.train.settings.types import Count, Natural, Positive
+from innet_drl.train.settings.slices import Count, Natural, Positive
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl import errors, structures
 from innet_drl.datasets import rows
-from innet_drl.extras import naming_extras
+from innet_drl.errors import naming_extras
 
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 

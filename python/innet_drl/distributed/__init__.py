@@ -10,7 +10,7 @@ The server is `innet-replay serve --gradients HOST:PORT`. Importing this package
 See `docs/how-to/data-parallel.md`.
 """
 
-from innet_drl.extras import naming_extras
+from innet_drl.errors import naming_extras
 
 with naming_extras():
     from innet_drl.distributed.asynchronous import Contributions, Replica

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Self
 
 import innet_drl as innet
-from innet_drl.launch.launcher import Ended, Launcher
+from innet_drl.launch.launcher import HUNG, Ended, Launcher, ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
-from innet_drl.launch.processes import HUNG, ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.train import environments
 from innet_drl.train.errors import ActorError
 from innet_drl.train.observe.metrics import ActorReport

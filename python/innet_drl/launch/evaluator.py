@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.launch.launcher import Ended, Launcher
-from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
+from innet_drl.launch.launcher import Ended, Launcher, ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError
 from innet_drl.train.networks import make_network

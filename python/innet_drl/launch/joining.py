@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import innet_drl as innet
-from innet_drl.extras import naming_extras
-from innet_drl.launch.processes import LeavesRun, Stopped
+from innet_drl.errors import naming_extras
+from innet_drl.launch.launcher import LeavesRun, Stopped
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError

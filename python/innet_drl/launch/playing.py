@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 import innet_drl as innet
-from innet_drl.launch.processes import LeavesRun, Stopped, watchdog
+from innet_drl.launch.launcher import LeavesRun, Stopped, watchdog
 from innet_drl.train.environments import Environments
 from innet_drl.train.memory import ReplayMemory, memory_class, memory_settings
 from innet_drl.train.networks import make_network, published

@@ -23,8 +23,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import innet_drl as innet
-from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
-from innet_drl.launch.processes import ProcessFailure, environment_variable
+from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher, ProcessFailure, environment_variable
 from innet_drl.train.errors import ConfigurationError, ProcessError
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores

@@ -14,9 +14,8 @@ from pathlib import Path
 import cloudpickle
 
 import innet_drl as innet
-from innet_drl.extras import naming_extras
-from innet_drl.launch.launcher import Launcher, LocalLauncher
-from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children, start_fork_server
+from innet_drl.errors import naming_extras
+from innet_drl.launch.launcher import Launcher, LocalLauncher, forbid_as_daemon, forbid_in_children, start_fork_server
 from innet_drl.signals import Interrupted
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks

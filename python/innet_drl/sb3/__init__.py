@@ -7,8 +7,7 @@ model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=InnetReplayBuffer)
 model = PrioritizedDQN("MlpPolicy", "CartPole-v1")
 """
 
-from innet_drl.errors import MissingExtraError
-from innet_drl.extras import naming_extras
+from innet_drl.errors import MissingExtraError, naming_extras
 
 with naming_extras():
     from stable_baselines3 import __version__ as _release

@@ -5,8 +5,7 @@ from innet_drl.tianshou import InnetPrioritizedVectorReplayBuffer
 buffer = InnetPrioritizedVectorReplayBuffer(1_000_000, buffer_num=16, alpha=0.6, beta=0.4)
 """
 
-from innet_drl.errors import MissingExtraError
-from innet_drl.extras import naming_extras
+from innet_drl.errors import MissingExtraError, naming_extras
 
 with naming_extras():
     from tianshou import __version__ as _release

@@ -11,8 +11,7 @@ buffer = TensorDictReplayBuffer(
 )
 """
 
-from innet_drl.errors import MissingExtraError
-from innet_drl.extras import naming_extras
+from innet_drl.errors import MissingExtraError, naming_extras
 
 with naming_extras():
     from torchrl import __version__ as _release

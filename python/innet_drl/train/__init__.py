@@ -40,16 +40,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from innet_drl.extras import naming_extras
+from innet_drl.errors import naming_extras
 
 if TYPE_CHECKING:
     from innet_drl.train.callbacks import Callback, Result, StopTraining
     from innet_drl.train.observe.metrics import Metrics
     from innet_drl.train.play.agent import Agent, load
     from innet_drl.train.play.evaluation import Evaluation
-    from innet_drl.train.settings.config import Config
+    from innet_drl.train.settings.config import PRESETS, Config, preset
     from innet_drl.train.settings.importing import Importable
-    from innet_drl.train.settings.presets import PRESETS, preset
     from innet_drl.train.tracking import WandbCallback
 
 __all__ = [
@@ -68,7 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PRESETS": "settings.presets",
+    "PRESETS": "settings.config",
     "Agent": "play.agent",
     "Callback": "callbacks",
     "Config": "settings.config",
@@ -78,7 +77,7 @@ _MODULES = {
     "StopTraining": "callbacks",
     "WandbCallback": "tracking",
     "load": "play.agent",
-    "preset": "settings.presets",
+    "preset": "settings.config",
 }
 
 

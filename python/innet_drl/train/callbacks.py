@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from innet_drl.errors import closest
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.observe.cost import Cost
-from innet_drl.train.observe.metrics import Game, Meter, Metrics
-from innet_drl.train.observe.totals import Totals
+from innet_drl.train.observe.metrics import Game, Meter, Metrics, Totals
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.settings.config import Config
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.extras import naming_extras
+from innet_drl.errors import naming_extras
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.observe.metrics import ActorReport

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from innet_drl.extras import naming_extras
+from innet_drl.errors import naming_extras
 from innet_drl.train.callbacks import Callback, Result
 from innet_drl.train.errors import writing
 from innet_drl.train.observe.metrics import Metrics, tags

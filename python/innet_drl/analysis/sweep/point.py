@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from innet_drl import train
-from innet_drl.launch.processes import (
+from innet_drl.launch.launcher import (
     ProcessFailure,
     Stopped,
     await_end,

@@ -24,7 +24,7 @@ from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.train import environments, preset
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import keyword_arguments
-from innet_drl.train.observe.page import page_of_command
+from innet_drl.train.observe.display import page_of_command
 from innet_drl.train.settings.config import Config, read_settings
 
 PROPOSALS = 2

@@ -1,6 +1,7 @@
 """The learner: networks, optimizer and an update, from a sampled batch to its new priorities (Horgan et al., 2018).
 
-Loops of a run sample the batches, and write the priorities to the memory.
+Loops of a run sample the batches, and write the priorities to the memory. On a CPU, a second thread computes the
+targets of the next batch.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import queue
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from innet_drl.errors import DeadlineError
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train import losses
 from innet_drl.train.environments import EnvironmentSpec
@@ -25,7 +29,7 @@ from innet_drl.train.learn.checkpoints import load_network, under
 from innet_drl.train.learn.data_parallel import SharedGradients
 from innet_drl.train.networks import Network, make_network, published, space_to_depth
 from innet_drl.train.observe.metrics import Meter
-from innet_drl.train.observe.stopwatch import Stopwatch
+from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.settings.machine import cores, keep_freed_memory
 from innet_drl.train.settings.slices import LearnerSettings
 
@@ -97,7 +101,7 @@ class Learner:
 
     @property
     def targets_ahead(self) -> bool:
-        """Whether a second thread computes targets (`innet_drl.train.learn.targets`)."""
+        """Whether a second thread computes targets (`innet_drl.train.learn.learner`)."""
         if self.config.targets_ahead != "auto" or not self.loss.has_targets:
             return self.config.targets_ahead == "on" and self.loss.has_targets
         return self.device.type == "cpu" and self.spec.is_image and cores() > 1
@@ -311,3 +315,67 @@ def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     arriving.copy_(values, non_blocking=True)
     return arriving, torch.cuda.current_stream(values.device).record_event()
+
+
+POLL_SECONDS = 0.05
+"""Period of the checks at the end whether the thread has ended."""
+
+
+class TargetsAhead:
+    """Wraps an iterator over batches and adds their targets. Use it as a context manager.
+
+    After a `DeadlineError` of the batches the iterator continues; any other error ends it.
+    """
+
+    def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
+        self.stopwatch = Stopwatch()
+        """Times of the thread."""
+        self._learner = learner
+        self._batches = TimedBatches(batches, self.stopwatch)
+        self._ready: queue.Queue[TorchBatch | Exception] = queue.Queue(maxsize=1)
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), name="targets", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        result = self._failure or self._ready.get()
+        if isinstance(result, TorchBatch):
+            return result
+        if not isinstance(result, DeadlineError):
+            self._failure = result
+        raise result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Drops a finished batch.
+        self._stopped.set()
+        while self._thread.is_alive():
+            # The thread may be waiting for space in the queue.
+            with contextlib.suppress(queue.Empty):
+                self._ready.get_nowait()
+            self._thread.join(POLL_SECONDS)
+
+    def _run(self, threads: int) -> None:
+        # The number of threads is a setting of each thread.
+        torch.set_num_threads(threads)
+        use_device(self._learner.device)
+        chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
+        while not self._stopped.is_set():
+            try:
+                batch = next(self._batches)
+                self._learner.copy_network(chooser)
+                batch = self._learner.with_targets(batch, chooser)
+                self.stopwatch.lap("targets")
+                self._ready.put(batch)
+                self.stopwatch.lap("wait for the learner")
+            except DeadlineError as error:
+                self._ready.put(error)
+            except Exception as error:
+                self._ready.put(error)
+                return

@@ -12,10 +12,9 @@ from innet_drl.train.errors import RunFolderError
 from innet_drl.train.learn.learner import Learner
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.observe.cost import CostMeter
-from innet_drl.train.observe.metrics import ActorReport, Metrics
+from innet_drl.train.observe.metrics import ActorReport, MemoryCounters, Metrics
 from innet_drl.train.observe.metrics_files import MetricsFiles
 from innet_drl.train.observe.stopwatch import SERIAL, Stopwatch, Times
-from innet_drl.train.observe.totals import MemoryCounters
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.play.evaluation_report import aggregate
 from innet_drl.train.runs.evaluation_schedule import EvaluatedAgent

@@ -15,9 +15,8 @@ from typing import Any, Self
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train.callbacks import Callback, StopTraining
 from innet_drl.train.observe.display import Display
-from innet_drl.train.observe.metrics import Meter
+from innet_drl.train.observe.metrics import Meter, Totals
 from innet_drl.train.observe.stopwatch import Stopwatch
-from innet_drl.train.observe.totals import Totals
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import file_position

@@ -31,8 +31,7 @@ from innet_drl.train.learn.numerics import choose_numerics, random_batch
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.observe.cost import CostMeter, gpu_uuids
 from innet_drl.train.observe.display import Display
-from innet_drl.train.observe.metrics import Meter
-from innet_drl.train.observe.totals import Totals
+from innet_drl.train.observe.metrics import Meter, Totals
 from innet_drl.train.play import video
 from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.runs.evaluation_schedule import EvaluationSchedule

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from innet_drl.train.settings.config import SLICES, Config
-from innet_drl.train.settings.presets import PRESETS
+from innet_drl.train.settings.config import PRESETS, SLICES, Config
 from innet_drl.train.settings.settings_file import plain
 
 FIRST = {
