@@ -169,7 +169,8 @@ const MAX_TIMEOUT: Duration = Duration::from_millis(200);
 /// deadline.
 const MAX_RETRY_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Congestion window of one worker.
+/// Congestion window of one worker. A sum acknowledges a contribution, so contributions leave at the aggregator's pace. The window grows by slow
+/// start, then additively. A loss halves it, at most once for the segments that were in flight together.
 #[derive(Debug, Clone)]
 pub struct CongestionWindow {
     limit: f32,

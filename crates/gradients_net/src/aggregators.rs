@@ -232,7 +232,8 @@ impl Aggregators {
             (counts.iter().sum::<usize>() + waiting) as u64 + 1,
             self.limits.jobs as u64,
             "wait for another job to end, or start the server with a larger --gradients-jobs",
-        )?;
+        )
+        .map_err(NetError::from)?;
         let fewest = counts.iter().zip(&self.aggregators).min_by_key(|(jobs, _)| **jobs);
         fewest
             .map(|(_, one)| one)

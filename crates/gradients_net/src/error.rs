@@ -1,6 +1,5 @@
 //! The error of workers: of the server's connection, and of sums.
 
-use base::error::TooLarge;
 use replay_link::error::Error as NetError;
 use replay_wire::ErrorCode;
 
@@ -30,12 +29,6 @@ impl Error {
             Error::Net(error) => error.code(),
             Error::Sum(_) => ErrorCode::Extension,
         }
-    }
-}
-
-impl From<TooLarge> for Error {
-    fn from(error: TooLarge) -> Self {
-        Error::Net(error.into())
     }
 }
 

@@ -54,7 +54,7 @@ use replay_core::replay::{
     UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, GetParameters, PutParameters, ReplyBody, ReportCorrupt, RequestBody, UpdatePriorities};
 

@@ -26,7 +26,7 @@ use replay_client::{Client, ConnectOptions, Namespace};
 use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::RequestBody;
 use replay_wire::auth::{self, Secret};

@@ -21,7 +21,7 @@ use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Attempt, Table, Turn};
-use replay_link::command::carry_out;
+use replay_link::carry_out;
 use replay_link::error::{Error, Result};
 use replay_link::tls::{Dates, RENEW};
 use replay_wire::{OpenOrResume, RELEASE, ReplyBody, ReplySize, RequestBody, Role};

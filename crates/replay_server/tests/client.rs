@@ -10,7 +10,7 @@ use base::wait::Wait;
 use replay_client::{Address, Client, ConnectOptions};
 use replay_core::replay::{Replay, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::auth::Secret;
 use replay_wire::{ErrorCode, RequestBody};

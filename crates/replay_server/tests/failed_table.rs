@@ -11,7 +11,7 @@ use std::thread;
 use replay_client::ConnectOptions;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::Error;
 use replay_server::server::RunningServer;
 use replay_wire::{ErrorCode, RequestBody};

@@ -14,7 +14,7 @@ use replay_client::shards::ShardedClient;
 use replay_client::{Address, Client, ConnectOptions};
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest};
 use replay_core::schema::{Sampler, TableConfig};
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::{Error, Result};
 use replay_link::stack::Stack;
 use replay_wire::{ErrorCode, RequestBody};

@@ -16,7 +16,7 @@ use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::Error;
 use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;

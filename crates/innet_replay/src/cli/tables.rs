@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use base::wait::Wait;
 use replay_core::replay::Replay;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::Result;
 use replay_wire::RequestBody;
 

@@ -255,7 +255,7 @@ fn the_hard_limit_of_open_files_lowers_connections() {
     supervisor.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
     let operator = connect(&address, options("token of the operator")).unwrap();
-    replay_link::command::Commands::command(&operator, replay_wire::RequestBody::Snapshot, &Wait::forever()).unwrap();
+    replay_link::Commands::command(&operator, replay_wire::RequestBody::Snapshot, &Wait::forever()).unwrap();
     let (code, log) = serving.stop("TERM");
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("max_connections and max_handshakes are lowered"), "{log}");

@@ -4,7 +4,7 @@ use std::thread;
 
 use base::wait::Wait;
 use gradients::{Arithmetic, Control, JoinJob};
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_wire::{ErrorCode, RequestBody};
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};

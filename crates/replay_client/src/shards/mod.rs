@@ -52,7 +52,7 @@ use replay_core::replay::{
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
-use replay_link::command::Commands;
+use replay_link::Commands;
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, RequestBody};
 use samples::ShardedSamples;

@@ -16,7 +16,7 @@ use base::notation::shortened;
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
 use replay_core::table::Table;
-use replay_link::command::carry_out;
+use replay_link::carry_out;
 use replay_link::error::{Error, Result};
 use replay_wire::{MAX_NUMBERED_TABLES, ReplyBody, Request, RequestBody};
 
