@@ -31,10 +31,9 @@ from innet_drl.train.errors import (
 )
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.observe.metrics import Metrics
-from innet_drl.train.observe.metrics_files import MetricsFiles
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.runs import trainer
-from innet_drl.train.runs.reporting import Reporter
+from innet_drl.train.runs.reporting import MetricsFiles, Reporter
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 

@@ -28,7 +28,7 @@ from innet_drl.train.observe.metrics import (
     parts,
     tags,
 )
-from innet_drl.train.observe.metrics_files import MetricsFiles
+from innet_drl.train.runs.reporting import MetricsFiles
 
 TABLE = {
     "items": 90,

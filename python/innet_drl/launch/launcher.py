@@ -35,7 +35,7 @@ import innet_drl as innet
 from innet_drl.signals import END_SIGNALS
 from innet_drl.train.errors import ProcessError, TrainingError, trace_of
 from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.importing import importing
+from innet_drl.train.settings.values import importing
 
 _IMPORTED_BY = os.getpid()
 

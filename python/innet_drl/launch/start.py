@@ -26,7 +26,7 @@ from innet_drl.train.play.exploration import unfinished_schedules
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.importing import Importable, is_path, load, path_of
+from innet_drl.train.settings.values import Importable, is_path, load, path_of
 
 logger = logging.getLogger(__name__)
 

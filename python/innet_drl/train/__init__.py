@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from innet_drl.train.play.agent import Agent, load
     from innet_drl.train.play.evaluation import Evaluation
     from innet_drl.train.settings.config import PRESETS, Config, preset
-    from innet_drl.train.settings.importing import Importable
+    from innet_drl.train.settings.values import Importable
     from innet_drl.train.tracking import WandbCallback
 
 __all__ = [

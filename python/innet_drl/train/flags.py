@@ -19,11 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings.config import PRESETS, Config, meanings, preset, read_settings
-from innet_drl.train.settings.importing import Importable, path_of
 from innet_drl.train.settings.machine import cores
-from innet_drl.train.settings.settings_file import plain, read_value
 from innet_drl.train.settings.short_help import short_help
 from innet_drl.train.settings.slices import KeywordArguments, Threads, message_of
+from innet_drl.train.settings.values import Importable, path_of, plain, read_value
 
 PresetName = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 Flags = TypeVar("Flags")

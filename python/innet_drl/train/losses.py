@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.settings import importing
 from innet_drl.train.settings.slices import NetworkSettings
+from innet_drl.train.settings.values import is_path, load, path_of
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that every transition can be sampled again (Schaul et al., 2016, section 3.3)."""
@@ -340,14 +340,14 @@ def tried(
 
 def _unusable(config: NetworkSettings, reason: str) -> ConfigurationError:
     """The error of a user's loss."""
-    return ConfigurationError(f"loss {importing.path_of(config.loss)}: {reason}")
+    return ConfigurationError(f"loss {path_of(config.loss)}: {reason}")
 
 
 def make_loss(config: NetworkSettings) -> Loss:
     """Makes the configured loss."""
-    if isinstance(config.loss, str) and not importing.is_path(config.loss):
+    if isinstance(config.loss, str) and not is_path(config.loss):
         return _LOSSES[config.loss](config)
-    made = importing.load(config.loss, "loss")
+    made = load(config.loss, "loss")
     if not inspect.isclass(made):
         return FunctionLoss(config, made)
     if not issubclass(made, Loss):

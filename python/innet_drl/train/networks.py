@@ -21,8 +21,8 @@ from innet_drl.structures import map_leaves
 from innet_drl.train.environments import Arrays, EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.losses import Loss, make_loss
-from innet_drl.train.settings import importing
 from innet_drl.train.settings.slices import NetworkSettings
+from innet_drl.train.settings.values import is_path, load, path_of
 
 
 def floating(values: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def make_network(config: NetworkSettings, spec: EnvironmentSpec) -> Network:
     """Makes the configured network for an environment, with fresh weights."""
     loss = make_loss(config)
     network: Network
-    if callable(config.network) or importing.is_path(config.network):
+    if callable(config.network) or is_path(config.network):
         network = UserNetwork(_user_module(config, spec))
         network.read = reader(spec)
         _check(network, loss, config, spec)
@@ -341,7 +341,7 @@ def has_blocks(config: NetworkSettings, spec: EnvironmentSpec) -> bool:
 
 
 def _user_module(config: NetworkSettings, spec: EnvironmentSpec) -> nn.Module:
-    made = importing.load(config.network, "network")
+    made = load(config.network, "network")
     if isinstance(made, nn.Module):
         raise _unusable(
             config,
@@ -363,7 +363,7 @@ def _user_module(config: NetworkSettings, spec: EnvironmentSpec) -> nn.Module:
 
 def _unusable(config: NetworkSettings, reason: str) -> ConfigurationError:
     """The error of a network that cannot be used."""
-    return ConfigurationError(f"network {importing.path_of(config.network)}: {reason}")
+    return ConfigurationError(f"network {path_of(config.network)}: {reason}")
 
 
 def _check(network: Network, loss: Loss, config: NetworkSettings, spec: EnvironmentSpec) -> None:
@@ -383,7 +383,7 @@ def _check(network: Network, loss: Loss, config: NetworkSettings, spec: Environm
     if found != expected and not (loss.outputs is None and found[:2] == expected[:2] and len(found) in (2, 3)):
         names = "(batch, actions)" if loss.outputs == 1 else "(batch, actions, outputs for each action)"
         reason = (
-            f"for {batch} observations it returned the shape {found}, and loss {importing.path_of(config.loss)} reads "
+            f"for {batch} observations it returned the shape {found}, and loss {path_of(config.loss)} reads "
             f"{expected}: {names}"
         )
         raise _unusable(config, reason)

@@ -23,8 +23,8 @@ from innet_drl.errors import closest
 from innet_drl.train.environments.spaces import EnvironmentSpec, actions, encoder, is_gymnasium, unusable
 from innet_drl.train.environments.vector import Environments
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
-from innet_drl.train.settings import importing
 from innet_drl.train.settings.slices import EnvironmentSettings
+from innet_drl.train.settings.values import import_module, load
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
@@ -201,7 +201,7 @@ def check(config: EnvironmentSettings) -> None:
 
 
 def _wrappers(config: EnvironmentSettings) -> list[Any]:
-    return [importing.load(wrapper, "environment_wrappers") for wrapper in config.environment_wrappers]
+    return [load(wrapper, "environment_wrappers") for wrapper in config.environment_wrappers]
 
 
 def _make_vector(config: EnvironmentSettings, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
@@ -231,16 +231,16 @@ def _factory(config: EnvironmentSettings) -> Callable[..., Any] | None:
     module, separator, name = config.environment.partition(":")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
         return None
-    found = importing.load(f"{module}:{name}", "environment") if _has(module, name) else None
+    found = load(f"{module}:{name}", "environment") if _has(module, name) else None
     if found is None and name not in gymnasium.registry:
         # Raises the error of the import path.
-        importing.load(config.environment, "environment")
+        load(config.environment, "environment")
     return found
 
 
 def _has(module: str, name: str) -> bool:
     try:
-        return hasattr(importing.import_module(module), name.partition(".")[0])
+        return hasattr(import_module(module), name.partition(".")[0])
     except Exception:
         return False
 

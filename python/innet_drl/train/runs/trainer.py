@@ -39,9 +39,9 @@ from innet_drl.train.runs.preload import preload
 from innet_drl.train.runs.reporting import Reporter
 from innet_drl.train.runs.session import Session
 from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.importing import path_of
 from innet_drl.train.settings.machine import description, versions
 from innet_drl.train.settings.slices import LOSSES
+from innet_drl.train.settings.values import path_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ import pydantic.dataclasses
 import innet_drl as innet
 from innet_drl.errors import closest
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.settings.importing import Importable, can_be_imported, path_of
-from innet_drl.train.settings.settings_file import read_mapping, write_mapping
 from innet_drl.train.settings.slices import (
     CHECKED,
     ActorSettings,
@@ -34,6 +32,7 @@ from innet_drl.train.settings.slices import (
     Share,
     unknown,
 )
+from innet_drl.train.settings.values import Importable, can_be_imported, path_of, read_mapping, write_mapping
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from innet_drl.train.settings.config import PRESETS, SLICES, Config
-from innet_drl.train.settings.settings_file import plain
+from innet_drl.train.settings.values import plain
 
 FIRST = {
     "preset": "settings to start from: {presets}",

@@ -16,8 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 import innet_drl as innet
 from innet_drl.errors import closest
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.settings.importing import Importable, is_path, path_of
-from innet_drl.train.settings.settings_file import plain
+from innet_drl.train.settings.values import Importable, is_path, path_of, plain
 
 MAX_SEED = 1 << 30
 """Largest seed: evaluations and environments add to it, and Atari seeds have 31 bits."""
