@@ -60,7 +60,7 @@ def test_a_sweep_has_every_number(swept: Path) -> None:
         assert min(point["frames_per_s"], point["updates_per_s"], point["samples_per_insert"]) > 0
         # All processes share one hardware thread: the affinity is inherited by actors.
         assert 0 < point["cpu"] <= 1.1
-        assert point["learner_processor_s"] > 0 < point["actor_processor_s"]
+        assert point["learner"]["processor_s"] > 0 < point["actor"]["processor_s"]
     assert found["recommended"].keys() >= {"actors", "threads", "environments"}
     assert found["knee"].keys() == {"actors", "threads"}
     assert (found["threads_per_sm"] is None) == (found["machine"]["gpus"] == [])

@@ -16,7 +16,7 @@ import pytest
 from innet_drl.analysis.flags import WhatIfFlags
 from innet_drl.analysis.sweep.knee import curve_of, knee, recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors, throughput
-from innet_drl.analysis.sweep.point import Point
+from innet_drl.analysis.sweep.point import Point, Role
 from innet_drl.analysis.sweep.ratio import Key, Lists, propose, results
 from innet_drl.analysis.sweep.sweep_file import Gpu, Machine, Sweep
 from innet_drl.analysis.sweep.what_if import predict, table
@@ -73,16 +73,17 @@ def simulated(actors: int, threads: int, environments: int, *, gpu: bool = False
         cpu=computed / now / threads,
         gpu=updates * UPDATE * GPU_SHARE / gpu_speed / now if gpu else None,
         cpu_watts=None,
-        gpu_watts=None,
         watts=None,
-        frames_per_joule=None,
         others=0.0,
         seconds=now,
         frames_per_step=1,
-        actor_processor_s=service / environments,
-        learner_processor_s=update * (1 - GPU_SHARE) if gpu else update,
-        actor_shares={"environment": 0.7 * busy, "inference": 0.3 * busy, "write": max(0.0, 1 - busy)},
-        learner_shares={"update": update * updates / now, "wait for a batch": 1 - update * updates / now},
+        actor=Role(
+            service / environments, {"environment": 0.7 * busy, "inference": 0.3 * busy, "write": max(0.0, 1 - busy)}
+        ),
+        learner=Role(
+            update * (1 - GPU_SHARE) if gpu else update,
+            {"update": update * updates / now, "wait for a batch": 1 - update * updates / now},
+        ),
     )
 
 

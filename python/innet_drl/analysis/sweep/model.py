@@ -256,27 +256,27 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[
 def _direct(points: Sequence[Point], gpus: int) -> Services:
     """Directly measured service times, before the fit."""
     # Waits for the memory include waits for the replay ratio: the smallest share of all points is closest to transfer.
-    transfer = min(_share(point.actor_shares, "write", MEMORY, "parameters") for point in points)
-    played = [_share(point.actor_shares, "environment", "inference") for point in points]
+    transfer = min(_share(point.actor.shares, "write", MEMORY, "parameters") for point in points)
+    played = [_share(point.actor.shares, "environment", "inference") for point in points]
     of_environment = [
-        _share(point.actor_shares, "environment") / share if share else 0.5
+        _share(point.actor.shares, "environment") / share if share else 0.5
         for point, share in zip(points, played, strict=True)
     ]
-    busy = [point.actor_processor_s * (1 - transfer) for point in points]
+    busy = [point.actor.processor_s * (1 - transfer) for point in points]
     numbers = [point.environments for point in points]
     environment = _per_step(numbers, [b * share for b, share in zip(busy, of_environment, strict=True)])
     inference = _per_step(numbers, [b * (1 - share) for b, share in zip(busy, of_environment, strict=True)])
-    updates = [(1 - _share(point.learner_shares, WAITING)) / point.updates_per_s for point in points]
+    updates = [(1 - _share(point.learner.shares, WAITING)) / point.updates_per_s for point in points]
     gpu = [(point.gpu or 0.0) / point.updates_per_s if gpus else 0.0 for point in points]
     # The minimum, because contention only lengthens updates.
     least = min(update - part for update, part in zip(updates, gpu, strict=True))
     return Services(
         environment=environment,
         inference=inference,
-        transfer=transfer * statistics.median(point.actor_processor_s for point in points),
+        transfer=transfer * statistics.median(point.actor.processor_s for point in points),
         update=max(1e-6, least),
         update_gpu=statistics.median(gpu),
-        update_processor=statistics.median(point.learner_processor_s for point in points),
+        update_processor=statistics.median(point.learner.processor_s for point in points),
     )
 
 

@@ -50,6 +50,17 @@ LONGEST_WARM_UP = 10.0
 
 
 @dataclass(frozen=True)
+class Role:
+    """Time of the actors, or of the learner."""
+
+    processor_s: float
+    """Processor seconds of an agent step, in all processes but the learner's; of the learner, of an update, with the
+    replay memory in its process."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Shares of the time, by activity."""
+
+
+@dataclass(frozen=True)
 class Point:
     """A measured point. Values whose counter is missing are `None`."""
 
@@ -69,25 +80,26 @@ class Point:
     """Share of the time in which the GPUs computed."""
     cpu_watts: float | None
     """Power of the processors."""
-    gpu_watts: float | None
-    """Power of the learners' GPUs."""
     watts: float | None
     """Power of processors and GPUs."""
-    frames_per_joule: float | None
     others: float
     """Share of the hardware threads that other programs used: close to 0 on a quiet machine."""
     seconds: float
     """Measured time."""
     frames_per_step: int
     """Environment frames of an agent step."""
-    actor_processor_s: float
-    """Processor seconds of an agent step, in all processes but the learner's."""
-    learner_processor_s: float
-    """Processor seconds of an update, in the learner's process; the replay memory is part of it."""
-    actor_shares: dict[str, float] = field(default_factory=dict)
-    """Shares of the actors' time, by activity."""
-    learner_shares: dict[str, float] = field(default_factory=dict)
-    """Shares of the learner's time, by activity."""
+    actor: Role
+    learner: Role
+
+    @property
+    def gpu_watts(self) -> float | None:
+        """Power of the learners' GPUs."""
+        return None if None in (self.gpu, self.watts) else self.watts - self.cpu_watts  # type: ignore[operator]
+
+    @property
+    def frames_per_joule(self) -> float | None:
+        """Environment frames of a joule."""
+        return self.frames_per_s / self.watts if self.watts else None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -183,16 +195,12 @@ class _Watch(train.Callback):
             cpu=round(whole / available, 4),
             gpu=round(statistics.fmean(self._gpu), 4) if self._gpu else None,
             cpu_watts=_watts(energy.cpu, elapsed),
-            gpu_watts=_watts(energy.gpu, elapsed) if self._gpu else None,
             watts=_watts(joules, elapsed),
-            frames_per_joule=round(frames * elapsed / joules, 3) if joules else None,
             others=round(max(0.0, busy_seconds(self._threads) - self._busy - whole) / available, 4),
             seconds=round(elapsed, 3),
             frames_per_step=int(self._lines[-1]["env_frames"] // max(1, self._lines[-1]["agent_steps"])),
-            actor_processor_s=max(0.0, whole - learner) / elapsed / steps if steps else 0.0,
-            learner_processor_s=learner / elapsed / updates if updates else 0.0,
-            actor_shares=self._shares("actor_time"),
-            learner_shares=self._shares("learner_time"),
+            actor=Role(max(0.0, whole - learner) / elapsed / steps if steps else 0.0, self._shares("actor_time")),
+            learner=Role(learner / elapsed / updates if updates else 0.0, self._shares("learner_time")),
         )
 
     def _rate(self, name: str) -> float:

@@ -10,11 +10,14 @@ from typing import Any
 
 import psutil
 
-from innet_drl.analysis.sweep.point import Point
+from innet_drl.analysis.sweep.point import Point, Role
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import replacing
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, processor
+
+DERIVED = ("gpu_watts", "frames_per_joule")
+"""Fields of a point in the file that follow from others."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class Sweep:
             "preset": self.preset,
             "settings": self.config.as_dict(),
             "missing": self.missing,
-            "points": [dataclasses.asdict(point) for point in self.points],
+            "points": [
+                dataclasses.asdict(point) | {name: getattr(point, name) for name in DERIVED} for point in self.points
+            ],
             **self.results,
         }
         with writing(str(path), "choose another file with --json"), replacing(path) as file:
@@ -116,7 +121,7 @@ class Sweep:
         """
         try:
             values = json.loads(path.read_text())
-            points = [Point(**point) for point in values["points"]]
+            points = [_point(point) for point in values["points"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
             return cls(machine, values["preset"], config, points, values["missing"])
         except OSError as error:
@@ -151,3 +156,8 @@ class Sweep:
 
 def _names(machine: Machine) -> str:
     return ", ".join(gpu.name for gpu in machine.gpus) or "none"
+
+
+def _point(values: dict[str, Any]) -> Point:
+    measured = {name: value for name, value in values.items() if name not in DERIVED}
+    return Point(**measured | {role: Role(**values[role]) for role in ("actor", "learner")})
