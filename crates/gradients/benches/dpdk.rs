@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gradients::dpdk::device::{Device, RxQueue, TxQueue};
+use gradients::dpdk::eal;
 use gradients::dpdk::packets::{FreePackets, PacketPool};
-use gradients::dpdk::{cores, eal};
 use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME, Mac, ParsedFrame};
 use gradients::packet::{HEADER_BYTES, MAX_SEGMENT_VALUES, PacketHeader, PacketKind};
 use gradients::{AggregatorLimits, Arithmetic, DpdkConfig, JoinJob, dpdk_aggregators};
@@ -34,7 +34,7 @@ fn main() {
     let pages = if huge { "--in-memory" } else { "--no-huge" };
     let eal = [pages, "-m", "512", "--no-pci"].map(str::to_owned);
     // Before a thread is pinned.
-    let allowed = cores::allowed();
+    let allowed = eal::allowed();
     let cores = Cores { receiving: allowed[0], generating: allowed[allowed.len() - 1], huge };
     eal::start(&eal).expect("DPDK starts");
     for values in [2, MAX_SEGMENT_VALUES as u16] {
@@ -92,7 +92,7 @@ fn print(benchmark: &str, used: &Cores, values: u16, took: Duration, received: u
 
 fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
     // `echo` has pinned this thread to the generator's core, and the aggregator may use the cores of the thread that starts it.
-    cores::pin(used.receiving).expect("a core");
+    eal::pin(used.receiving).expect("a core");
     let (_folder, [server, client]) = memif(0);
     let limits = AggregatorLimits::default();
     let config = DpdkConfig {
@@ -151,7 +151,7 @@ fn echo(used: &Cores, values: u16, rounds: u32) {
         let stop = stop.clone();
         let taking = used.receiving;
         move || {
-            cores::pin(taking).expect("a core");
+            eal::pin(taking).expect("a core");
             let _registered = eal::Registered::new();
             let mut sender = TxQueue::new(device, 0);
             // Pairs with the store below; nothing is published with it.
@@ -225,7 +225,7 @@ struct TrafficGenerator {
 
 impl TrafficGenerator {
     fn new(device: &str, core: usize) -> Self {
-        cores::pin(core).expect("a core");
+        eal::pin(core).expect("a core");
         let pool = PacketPool::new(1, 1).expect("memory");
         let (device, mut queues) = Device::open(device, 1, &pool).expect("a memif");
         TrafficGenerator {

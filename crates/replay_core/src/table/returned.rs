@@ -20,7 +20,7 @@ const UPDATE_BYTES: u64 = 64;
 
 impl Table {
     /// Sets priorities, before the exponent. The last value of a repeated id counts. Ids of items that are gone, and of other tables, memories
-    /// and servers, are counted and ignored. Nothing is applied with [`Error::Priority`], or unless there are as many priorities as ids.
+    /// and servers, are counted and ignored. Nothing is applied with [`Error::Priority`](crate::Error::Priority), or unless there are as many priorities as ids.
     pub fn update_priorities(&self, ids: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
         self.check_open()?;
         check_update(&self.config.name, ids, priorities)?;

@@ -55,7 +55,7 @@ impl Decoder {
     /// A decoder of samples from a table.
     ///
     /// # Errors
-    /// Errors of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`](crate::Error::Io) when no thread can be started.
+    /// Errors of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`] when no thread can be started.
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
@@ -91,9 +91,9 @@ impl Decoder {
     /// whose data does not decode are left out and listed in [`Batch::rejected`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the sample as a whole does not have the rows and blobs that it announces,
-    /// [`Error::Config`](crate::Error::Config) for a bad `beta`, or for weights over the memory without its smallest probability,
-    /// [`Error::TooLarge`](crate::Error::TooLarge) for an array beyond 16 GiB.
+    /// [`Error::Corrupt`] where the sample as a whole does not have the rows and blobs that it announces,
+    /// [`Error::Config`] for a bad `beta`, or for weights over the memory without its smallest probability,
+    /// [`Error::TooLarge`] for an array beyond 16 GiB.
     pub fn decode(&self, sampled: &Sampled, beta: f64) -> Result<Batch> {
         let rows = decode::split_rows(sampled, &self.layout)?;
         let windows = decode::split_windows(sampled, &rows)?;
