@@ -1,4 +1,4 @@
-//! Shared utilities without I/O, at the bottom of the workspace's dependency graph.
+//! Shared utilities without I/O of their own, at the bottom of the workspace's dependency graph.
 //!
 //! | module | subject |
 //! | --- | --- |

@@ -21,7 +21,7 @@
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | prioritized sampling of indices when another buffer holds the data |
 //! | [`slab`] | chunks, pinned against eviction; free slots of chunks and items |
-//! | [`sync`] | atomics of std, or of loom (feature `loom`) |
+//! | [`sync`] | atomics of std, or of loom (feature `loom`), or of shuttle (feature `shuttle`) |
 //! | | **from steps to chunks** |
 //! | [`writer`] | steps to chunks and items |
 //! | [`episode_windows`] | complete windows of a stream, and their initial priorities |

@@ -138,9 +138,9 @@ class InnetReplayBuffer(ReplayBuffer):
         )
         columns = {name: (np.dtype(column.dtype), column.shape) for name, column in self.table.columns.items()}
         self._layout = columns | {name: (np.dtype(bool), ()) for name in ("done", "infos")}
-        # Middle and half of the range of actions that SB3 scales.
+        # Middle and half of the range of actions that SB3 scales; none if that is [-1, 1] already.
         self._units: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
-        if isinstance(action_space, spaces.Box):
+        if isinstance(action_space, spaces.Box) and not (action_space.low == -1).all() & (action_space.high == 1).all():
             low, high = (bound.astype(np.float64) for bound in (action_space.low, action_space.high))
             self._units = _fewest((low + high) / 2), _fewest((high - low) / 2)
         self._stream: Stream | None = None
@@ -286,7 +286,8 @@ class InnetReplayBuffer(ReplayBuffer):
                 )
         if dtype.kind == "f":
             largest = np.maximum.reduce(np.abs(array), axis=None, initial=0.0)
-            bound = _LARGEST_SCALED if name == "action" and self._units is not None else math.inf
+            is_scaled = name == "action" and isinstance(self.action_space, spaces.Box)
+            bound = _LARGEST_SCALED if is_scaled else math.inf
             # NaN is not below a bound, either.
             if not largest < bound:
                 reason = "NaN or infinity"
@@ -348,16 +349,16 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _scaled(self, action: NDArray[Any]) -> NDArray[Any]:
         """The actions (B, action_dim) as SB3's algorithms take them."""
+        middle, half = self._units or (0.0, 1.0)
         if self._units is not None:
-            middle, half = self._units
             action -= middle
             action /= half
-            if not np.abs(action).max(initial=0.0) <= _LARGEST_SCALED:
-                row = np.abs(action).reshape(len(action), -1).max(1).argmax()
-                raise errors.SchemaError(
-                    f"table {self.table.name!r} has the action {(action[row] * half + middle).tolist()} outside of "
-                    f"{self.action_space}: empty it (`reset`), and import a data set in the units of this space"
-                )
+        if isinstance(self.action_space, spaces.Box) and not np.abs(action).max(initial=0.0) <= _LARGEST_SCALED:
+            row = np.abs(action).reshape(len(action), -1).max(1).argmax()
+            raise errors.SchemaError(
+                f"table {self.table.name!r} has the action {(action[row] * half + middle).tolist()} outside of "
+                f"{self.action_space}: empty it (`reset`), and import a data set in the units of this space"
+            )
         return action.reshape(len(action), -1)
 
     def update_priorities(self, ids: NDArray[np.uint64], td_errors: torch.Tensor | NDArray[Any]) -> None:
