@@ -1,4 +1,12 @@
-"""Errors, and the class of each. Optional dependencies: the error of a missing one names the extra that installs it."""
+"""Errors of the replay client. Errors of training are in `innet_drl.train.errors`.
+
+Every error is a `ReplayError`. If Python has a class for the kind of error (`TimeoutError`, `ValueError`,
+`ConnectionError`, ...), the error derives from it too, so that code without knowledge of this package can handle it.
+Messages say what to do.
+
+The compiled core raises these classes; `crates/replay_py/src/error.rs` maps each error code to one. The error of a
+missing optional dependency names the extra of the package that installs it.
+"""
 
 from __future__ import annotations
 

@@ -241,8 +241,12 @@ class Recorder:
                     "an episode ended in the mode SAME_STEP without info['final_obs']: return the last observations "
                     "there, or use the mode NEXT_STEP"
                 )
+            final = info["final_obs"]
+            if not isinstance(last, tuple) and isinstance(final, tuple):
+                # One observation for each environment, and not a part of the observation.
+                final = list(final)
             for index in np.flatnonzero(ended):
-                map_leaves(partial(_put, int(index)), last, at_index(info["final_obs"], int(index)))
+                map_leaves(partial(_put, int(index)), last, at_index(final, int(index)))
         row: dict[str, Any] = {"final_observation": last, "final": ended}
         if q is not None:
             final_q = np.zeros_like(np.asarray(q), np.float32)

@@ -862,6 +862,23 @@ def _reloaded(model: PrioritizedDQN, folder: Path, **arguments: Any) -> Prioriti
     return PrioritizedDQN.load(folder / "model", **arguments)
 
 
+def test_actions_are_stored_in_the_units_of_any_finite_space() -> None:
+    for middle, half in ((0.0, 1.0), (72.44, 0.05), (-3.0, 1e-3), (1e4, 2e4)):
+        space = spaces.Box(np.float32(middle - half), np.float32(middle + half), (1,), np.float32)
+        buffer = InnetReplayBuffer(500, VECTOR, space, "cpu", n_envs=3)
+        given = np.array([[-1.0], [0.5], [1.0]], np.float32)
+        none = np.zeros(3)
+        for _ in range(20):
+            buffer.add(np.zeros((3, 3)), np.zeros((3, 3)), given, none, none.astype(bool), [{}, {}, {}])
+        sampled = buffer.sample(64).actions.numpy()
+        # Rounding of float32 near the middle.
+        assert np.abs(sampled[:, :, None] - given[None, None, :, 0]).min(2).max() <= 1e-5 + 1e-6 * (
+            1 + abs(middle) / half
+        )
+    with pytest.raises(errors.ConfigError, match="bounds of their space"):
+        InnetReplayBuffer(500, VECTOR, spaces.Box(-np.inf, np.inf, (1,)), "cpu")
+
+
 @pytest.mark.parametrize("key", ["a/b", "0", ""])
 def test_a_part_that_names_no_column_is_refused(key: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"the observation space has a part '{key}': a part's name is a text"):

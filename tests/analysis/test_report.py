@@ -135,6 +135,16 @@ def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path)
     assert page.source.count("data:video/mp4") == 2
 
 
+def test_runs_with_an_underscore_are_in_the_legend(runs: list[Path], tmp_path: Path) -> None:
+    folders = [Path(shutil.copytree(run, tmp_path / f"_{run.name}")) for run in runs]
+    page = Page(write_report(folders, tmp_path / "both.html").path)
+    assert all(page.source.count(f"_{run.name}") > 20 for run in runs)
+
+
+def test_a_logarithmic_chart_of_zeros_is_drawn() -> None:
+    assert draw(Panel("unit", {}, is_logarithmic=True), [Curve("label", np.arange(3.0), np.zeros(3), {})]) is not None
+
+
 def test_runs_of_other_games_have_charts_of_their_own(runs: list[Path], tmp_path: Path) -> None:
     start.train(small(serial=True, steps=300), tmp_path / "other")
     page = Page(write_report([runs[1], tmp_path / "other"], tmp_path / "games.html").path)

@@ -117,7 +117,7 @@ def test_packages_of_training_import_downwards(package: str) -> None:
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in found
         for name, _ in imports(path)
-        if name.startswith(tuple(f"innet_drl.train.{other}." for other in above))
+        if f"{name}.".startswith(tuple(f"innet_drl.train.{other}." for other in above))
     ]
     assert not wrong
 

@@ -95,3 +95,19 @@ def test_lost_lines_are_counted(tmp_path: Path) -> None:
     # The oldest ones came, in their order.
     assert numbers == list(range(written - lost))
     assert lost > 1000
+
+
+def test_lost_lines_are_counted_at_the_end(tmp_path: Path) -> None:
+    ending, logged = LOGGING.replace('    log.warning("the last line")\n', ""), tmp_path / "logged"
+    with (
+        full_pipe() as (reader, writer),
+        subprocess.Popen(
+            [sys.executable, "-c", ending, "6000", str(logged)], stdin=subprocess.PIPE, stdout=writer
+        ) as process,
+    ):
+        until(lambda: logged.exists() or process.poll() is not None)
+        os.read(reader, 1 << 20)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait() == 0
+        assert re.search(rb"\n\d+ parts of the log are lost: nobody read it\n$", os.read(reader, 1 << 20))

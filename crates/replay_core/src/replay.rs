@@ -1,4 +1,4 @@
-//! The interface of a replay memory: requests, replies and the `Replay` trait. `local` (this process) and `client` (a server) implement
+//! The interface of a replay memory: requests, replies and the `Replay` trait. `memory` (this process) and `client` (a server) implement
 //! it; the writer, the views and Python use nothing else.
 
 use std::sync::Arc;

@@ -36,7 +36,7 @@ HOST_TIMES = (
 )
 """Note on runs whose learner has a GPU."""
 MOST_PROCESSES = 6
-"""Largest number of bars; above it, all actors share one."""
+"""Largest number of columns; above it, all actors share one."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Breakdown:
 
     @property
     def shown(self) -> list[Bar]:
-        """The bars of every process, or of the learner and of all actors together."""
+        """The columns of every process, or of the learner and of all actors together."""
         actors = [bar for bar in self.bars if bar.process.startswith("actor ")]
         if len(self.bars) <= MOST_PROCESSES or not actors:
             return self.bars

@@ -125,10 +125,10 @@ def draw(panel: Panel, curves: Sequence[Curve], x_label: str = "agent steps") ->
         if panel.is_share:
             axis.set_ylim(0, 1)
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-        elif panel.is_logarithmic:
+        elif panel.is_logarithmic and any((curve.y > 0).any() for curve in curves):
             axis.set_yscale("log")
         _, labels = axis.get_legend_handles_labels()
-        columns = 2 if max(map(len, labels)) > 20 else 3
+        columns = 2 if max(map(len, labels), default=0) > 20 else 3
         figure.legend(loc="outside upper left", ncols=columns)
         figure.set_size_inches(4.6, 2.1 + 0.18 * -(-len(labels) // columns))
         return Markup(pictures.svg_of(figure))
@@ -161,4 +161,6 @@ def _draw_stack(axis: Any, panel: Panel, curves: Sequence[Curve]) -> None:
 def _with_value(panel: Panel, curve: Curve) -> str:
     value = curve.y[np.isfinite(curve.y)][-1]
     shown = f"{value:.0%}" if panel.is_share else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return f"{curve.label} {shown}"
+    # matplotlib leaves out labels that begin with an underscore: a space of no width precedes those.
+    before = "\u200b" if curve.label.startswith("_") else ""
+    return f"{before}{curve.label} {shown}"

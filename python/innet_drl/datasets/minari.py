@@ -1,10 +1,10 @@
 """Minari data sets (Younis et al., 2024), one episode at a time.
 
-An episode has an observation more than steps. A table has it as a final row. Where it is missing, in a table or in a
-data set of others, an episode without a termination loses its last step, whose observation becomes the last one. A
+An episode of n steps has n + 1 observations; a table stores the last as a final row. Where it is missing, in a table or
+in a data set of others, an episode without a termination loses its last step, whose observation becomes the last one. A
 terminated episode keeps its steps: an export repeats the last observation, from which nothing bootstraps, and an import
 has no final row. A data set's episode without an end is truncated. Columns beside observation, action and reward are
-`infos`. Where they have a value more than steps, the first is of the reset, and left out.
+`infos`. Of n + 1 infos the first is of the reset, and left out.
 """
 
 from __future__ import annotations

@@ -158,6 +158,9 @@ def _play(joining: Joining, config: Config, name: str, published: PublishedRun) 
         from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 
     envs = environments.make(config, config.environments, threads=config.environment_threads)
+    if config.environment_timeout is not None:
+        limit = config.environment_timeout
+        logger.info("actor %d plays; SIGALRM ends it if a step takes %g s (environment_timeout)", joining.index, limit)
     try:
         steps = published.agent_steps
         assignment = ActorAssignment(config, joining.index, joining.replay, name, steps, joining.token)

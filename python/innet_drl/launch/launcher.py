@@ -37,6 +37,15 @@ from innet_drl.train.errors import ProcessError, TrainingError, trace_of
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.values import importing
 
+IMPORT_FAILED = 1
+"""Exit code of a process that raised before its main function, or was ended by C code of its environment."""
+HUNG = -signal.SIGALRM
+"""Exit code of a process that a `watchdog` has ended."""
+NO_MAIN_GUARD = 3
+"""Exit code of a process whose import of the caller's script would train again."""
+MAIN_GUARD = (
+    "a script that trains does so under `if __name__ == '__main__':`, because actors and `train.load` import the script"
+)
 _IMPORTED_BY = os.getpid()
 
 _server = forkserver.ForkServer()
@@ -107,17 +116,6 @@ def start_fork_server() -> None:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-IMPORT_FAILED = 1
-"""Exit code of a process that raised before its main function, or was ended by C code of its environment."""
-HUNG = -signal.SIGALRM
-"""Exit code of a process that a `watchdog` has ended."""
-NO_MAIN_GUARD = 3
-"""Exit code of a process whose import of the caller's script would train again."""
-MAIN_GUARD = (
-    "a script that trains does so under `if __name__ == '__main__':`, because actors and `train.load` import the script"
-)
 
 
 @dataclass(frozen=True)

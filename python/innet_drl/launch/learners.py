@@ -198,7 +198,7 @@ class Learners:
     def _attend(self) -> None:
         """Looks after the run while a sum waits for the other learners.
 
-        A learner that has failed between two sums is none that a sum misses: the job would wait for its replacement.
+        A learner that fails between two sums fails no sum: the job would wait for its replacement.
         """
         self._receive()
         for number, message in self._last.items():

@@ -29,7 +29,7 @@ logger = logging.getLogger(ReplayMemory.__module__)
 
 
 class RedisMemory(ReplayMemory):
-    """The memory of `redis://` addresses, with the learner's own replay, which other processes have not."""
+    """The memory of `redis://` addresses, with a replay of the learner's own, which no other process reaches."""
 
     in_learner = True
 

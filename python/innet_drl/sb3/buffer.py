@@ -23,8 +23,8 @@ from innet_drl import errors
 from innet_drl.sb3.stream import Observation, Stream
 from innet_drl.structures import check_part, map_leaves
 
-_LARGEST_SCALED = 1.0 + 1e-5
-"""Bound of actions that SB3 scales to [-1, 1], with their rounding."""
+_ROUNDING = 1e-5
+"""Rounding of actions that SB3 scales to [-1, 1]."""
 
 
 class WeightedSamples(ReplayBufferSamples):
@@ -140,9 +140,17 @@ class InnetReplayBuffer(ReplayBuffer):
         self._layout = columns | {name: (np.dtype(bool), ()) for name in ("done", "infos")}
         # Middle and half of the range of actions that SB3 scales; none if that is [-1, 1] already.
         self._units: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+        self._largest = 1.0 + _ROUNDING
+        """Bound of scaled actions, with their rounding in the environment's units and back."""
         if isinstance(action_space, spaces.Box) and not (action_space.low == -1).all() & (action_space.high == 1).all():
             low, high = (bound.astype(np.float64) for bound in (action_space.low, action_space.high))
-            self._units = _fewest((low + high) / 2), _fewest((high - low) / 2)
+            if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+                raise errors.ConfigError(
+                    f"SB3 scales actions by the bounds of their space, and {action_space} has none"
+                )
+            middle, half = (low + high) / 2, (high - low) / 2
+            self._units = _fewest(middle), _fewest(half)
+            self._largest += float(4 * np.finfo(np.float32).eps * (1 + np.abs(middle) / half).max())
         self._stream: Stream | None = None
         self._replay: innet.Replay | None = None
         self._open(None)
@@ -287,7 +295,7 @@ class InnetReplayBuffer(ReplayBuffer):
         if dtype.kind == "f":
             largest = np.maximum.reduce(np.abs(array), axis=None, initial=0.0)
             is_scaled = name == "action" and isinstance(self.action_space, spaces.Box)
-            bound = _LARGEST_SCALED if is_scaled else math.inf
+            bound = 1.0 + _ROUNDING if is_scaled else math.inf
             # NaN is not below a bound, either.
             if not largest < bound:
                 reason = "NaN or infinity"
@@ -353,7 +361,7 @@ class InnetReplayBuffer(ReplayBuffer):
         if self._units is not None:
             action -= middle
             action /= half
-        if isinstance(self.action_space, spaces.Box) and not np.abs(action).max(initial=0.0) <= _LARGEST_SCALED:
+        if isinstance(self.action_space, spaces.Box) and not np.abs(action).max(initial=0.0) <= self._largest:
             row = np.abs(action).reshape(len(action), -1).max(1).argmax()
             raise errors.SchemaError(
                 f"table {self.table.name!r} has the action {(action[row] * half + middle).tolist()} outside of "

@@ -26,7 +26,7 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 | `observe/` | metrics, where they are written and shown; seconds, cost and energy |
 | `runs/` | a run from its start to its result |
 | `run_folder`, `files`, `published_run` | files of a run; a run in its memory |
-| `flags`, `errors` | the command line; errors of training |
+| `flags`, `errors`, `tracking` | the command line; errors of training; Weights & Biases |
 
 `innet_drl.launch` runs actors, learners and evaluations as processes.
 """

@@ -37,7 +37,7 @@ def _given() -> Any:
     for name, hint in get_type_hints(Config).items():
         kind = hint | Literal["auto"] if name == "actors" else tuple[str, ...] if hint == KeywordArguments else hint
         fields[name] = Annotated[
-            kind, tyro.conf.arg(help=help_of[name], help_behavior_hint=f"(default: {shown[name]})")
+            kind, tyro.conf.arg(help=help_of.get(name), help_behavior_hint=f"(default: {shown[name]})")
         ]
     return TypedDict("Given", fields, total=False)  # type: ignore[operator]
 

@@ -33,6 +33,9 @@ from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.settings.machine import cores, keep_freed_memory
 from innet_drl.train.settings.slices import LearnerSettings
 
+POLL_SECONDS = 0.05
+"""Period at which the end of `TargetsAhead` looks whether its thread has ended."""
+
 
 class BatchWithTargets(TorchBatch):
     """A batch with the results of `Loss.targets`."""
@@ -101,7 +104,7 @@ class Learner:
 
     @property
     def targets_ahead(self) -> bool:
-        """Whether a second thread computes targets (`innet_drl.train.learn.learner`)."""
+        """Whether a second thread computes targets (`TargetsAhead`)."""
         if self.config.targets_ahead != "auto" or not self.loss.has_targets:
             return self.config.targets_ahead == "on" and self.loss.has_targets
         return self.device.type == "cpu" and self.spec.is_image and cores() > 1
@@ -137,7 +140,7 @@ class Learner:
             batch = self.with_targets(batch)
             self.stopwatch.lap("targets")
         with self._autocast():
-            # Of double Q-learning the Huber loss of target - Q(s, a), and the absolute value of that.
+            # Of double Q-learning: the Huber loss of d = target - Q(s, a), |d|, and Q(s, .).
             loss, td_error, q = self.loss(network, self.target, self._readable(batch))
         # Importance weights correct what prioritized sampling prefers.
         loss = (batch.weights * loss).mean()
@@ -317,12 +320,12 @@ def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return arriving, torch.cuda.current_stream(values.device).record_event()
 
 
-POLL_SECONDS = 0.05
-"""Period of the checks at the end whether the thread has ended."""
-
-
 class TargetsAhead:
-    """Wraps an iterator over batches and adds their targets. Use it as a context manager.
+    """Wraps an iterator over batches and adds their targets, computed by a second thread. Use it as a context manager.
+
+    An update of double Q-learning has three forward passes and one backward pass. Two forward passes, over the next
+    observations, need no gradient: a second core computes them for the next batch during the current update. Next
+    actions are then chosen by the online network of one or two updates earlier.
 
     After a `DeadlineError` of the batches the iterator continues; any other error ends it.
     """

@@ -16,6 +16,8 @@ import psutil
 
 from innet_drl.train.observe.metrics import Meter
 
+PERIOD_SECONDS = 1.0
+"""Shortest time between two scans of the process table for processes of the run."""
 POWERCAP = Path("/sys/class/powercap")
 """The kernel's directory of RAPL, for processors of Intel and AMD."""
 MICROJOULES = 1e6
@@ -145,10 +147,6 @@ def _is_counted(zone: Path) -> bool:
 
 def _number(path: Path) -> int:
     return int(path.read_text())
-
-
-PERIOD_SECONDS = 1.0
-"""Shortest time between two scans of the process table for processes of the run."""
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,8 @@ def score(value: float | None) -> str:
 
 TRAINING_LOGGERS = ("innet_drl.analysis", "innet_drl.launch", "innet_drl.train")
 """Loggers shown from level INFO on. The core, which logs to `innet_drl`, is shown from WARNING on."""
+LAST_MILLISECONDS = 1000
+"""Longest wait at the end for the reader of a log of which parts are lost."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
@@ -166,17 +168,23 @@ class _UnblockedStream(io.TextIOBase):
         self._ready.register(descriptor, select.POLLOUT)
         self._lost = 0
 
-    def write(self, text: str) -> int:
-        lost = f"{self._lost} parts of the log are lost: nobody read it\n" if self._lost else ""
+    def write(self, text: str, milliseconds: int = 0) -> int:
+        """Writes a text, after what was lost before it; waits up to `milliseconds` for a full pipe."""
+        lost = f"\n{self._lost} parts of the log are lost: nobody read it\n" if self._lost else ""
         data = (lost + text).encode(errors="backslashreplace")
         # A pipe that is ready takes `PIPE_BUF` bytes.
         for begin in range(0, len(data), select.PIPE_BUF):
-            if not self._ready.poll(0):
+            if not self._ready.poll(milliseconds):
                 self._lost += 1
                 return len(text)
             os.write(self._descriptor, data[begin : begin + select.PIPE_BUF])
         self._lost = 0
         return len(text)
+
+    def close(self) -> None:
+        """Says how much was lost, if somebody reads it within a second."""
+        if self._lost:
+            self.write("", LAST_MILLISECONDS)
 
 
 @contextlib.contextmanager
@@ -190,6 +198,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     # Notebooks replace the standard streams by others, which have no descriptor.
     with contextlib.suppress(OSError, ValueError):
         if not console.is_terminal and console.file in (sys.stdout, sys.stderr):
+            console.file.flush()
             console.file = cast(IO[str], _UnblockedStream(console.file.fileno()))
     loguru.logger.remove()
     loguru.logger.add(
@@ -204,6 +213,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
         yield
     finally:
         if isinstance(console.file, _UnblockedStream):
+            console.file.close()
             # The console's default: the standard stream of the moment.
             console.file = cast(IO[str], None)
         package.propagate = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -82,12 +83,14 @@ def _play(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArr
     """Yields picture and reward of each step of the game of the seed."""
     random = np.random.default_rng(seed)
     colour: Any = None
-    try:
+    with contextlib.ExitStack() as opened, _named(config):
         envs = environments.make(config, 1, episode_frames=config.evaluation_frames, render=True)
+        opened.callback(envs.close)
         observation = envs.reset(seed)
         if config.is_atari:
             # With the same seed and actions it plays the same game.
             colour = environments.make_colour(config, episode_frames=config.evaluation_frames)
+            opened.callback(colour.close)
             colour.reset(seed=seed)
         ended = False
         while not ended:
@@ -98,7 +101,12 @@ def _play(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArr
             else:
                 screen, reward = colour.step(step.taken)[:2]
                 yield screen[0, 0].repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(reward[0])
-        envs.close()
+
+
+@contextlib.contextmanager
+def _named(config: Config) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         # A user's environment may raise any error; Gymnasium's base class raises one without a text.
         reason = str(error) or f"its render() raises {type(error).__name__}"

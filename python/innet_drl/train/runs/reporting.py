@@ -30,6 +30,14 @@ from innet_drl.train.play.evaluation_report import aggregate
 from innet_drl.train.runs.evaluation_schedule import EvaluatedAgent
 from innet_drl.train.runs.session import Session
 
+logger = logging.getLogger(__name__)
+
+LAST_SECONDS = 0.25
+"""Timeout of the memory's counters for the last line after a signal."""
+KEPT_LINES = 10_000
+"""Largest number of pending lines of metrics."""
+ACTING = ("parameters", "inference", "environment", "write")
+"""Activities of the actor in a serial run, which shares the learner's stopwatch."""
 BUFFER_BYTES = 1 << 20
 """Size above the longest line, so that what a full disk refuses stays in the buffer, and is written later."""
 
@@ -127,16 +135,6 @@ def _drop_lines_beyond(agent_steps: int, updates: int | None, path: Path) -> Non
                 break
             end += len(line)
         file.truncate(end)
-
-
-logger = logging.getLogger(__name__)
-
-LAST_SECONDS = 0.25
-"""Timeout of the memory's counters for the last line after a signal."""
-KEPT_LINES = 10_000
-"""Largest number of pending lines of metrics."""
-ACTING = ("parameters", "inference", "environment", "write")
-"""Activities of the actor in a serial run, which shares the learner's stopwatch."""
 
 
 class Reporter:

@@ -31,7 +31,7 @@ def train(trainer: Trainer) -> None:
         drawn: float = 0
         # The replay ratio counts the run's own transitions.
         own = config.batch_size - config.demonstrations
-        if restored := trainer.restore_memory(memory):
+        if trainer.restore_memory(memory):
             table = memory.stats()
             inserted, drawn = table["inserted_items"], table["sampled_items"]
             if config.changed(trainer.session.folder.config(), RATIO_SETTINGS):
@@ -39,9 +39,6 @@ def train(trainer: Trainer) -> None:
                 even = config.samples_per_insert * (inserted - config.min_size)
                 drawn = max(min(drawn, even + config.slack), even - config.slack, 0)
         trainer.preload(memory)
-        if not restored:
-            # Demonstrations without a table of their own.
-            inserted = memory.stats()["inserted_items"]
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=0.0))
         writer, network, steps = memory.writer(actor=0), make_network(config, trainer.spec), trainer.totals.agent_steps
         actor = Actor(config, 0, envs, network, writer, first_step=steps, stopwatch=stopwatch)

@@ -7,10 +7,12 @@ and no specific game: a game's preset is a `Config` with other defaults. A run w
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +208,14 @@ SLICES = [each for each in reversed(Config.__mro__) if issubclass(each, Settings
 
 
 def meanings() -> dict[str, str]:
-    """The meaning of each setting, from the text below it."""
+    """The meaning of each setting, from the text below it; none without the sources."""
     found = {}
-    for each in SLICES:
-        for field, text in itertools.pairwise(ast.parse(inspect.getsource(each)).body[0].body):  # type: ignore[attr-defined]
-            if isinstance(field, ast.AnnAssign):
-                found[field.target.id] = " ".join(text.value.value.split())  # type: ignore[union-attr]
+    with contextlib.suppress(OSError):
+        for module in dict.fromkeys(each.__module__ for each in SLICES):
+            for each in ast.parse(inspect.getsource(sys.modules[module])).body:
+                for field, text in itertools.pairwise(each.body if isinstance(each, ast.ClassDef) else ()):
+                    if isinstance(field, ast.AnnAssign):
+                        found[field.target.id] = " ".join(text.value.value.split())  # type: ignore[union-attr, attr-defined]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The machine and its software; processor time and open files."""
+"""The machine and its software, freed memory, and positions in open files."""
 
 from __future__ import annotations
 

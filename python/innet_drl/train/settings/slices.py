@@ -1,4 +1,8 @@
-"""Slices of the settings of a run: what makers of environments, networks, memory, actors and learners read of them."""
+"""Slices of the settings of a run: what environments, networks, the memory, actors and learners are made from.
+
+A `Config` has all of them and is passed as a whole; the type of a parameter says which slice a part reads, and mypy
+checks it.
+"""
 
 from __future__ import annotations
 
@@ -249,7 +253,7 @@ class ProcessSettings(Settings):
     """Run one actor and the learner in turn in one process: the run is a function of the seed."""
     actors: Count = 1
     """Actor processes; a serial run always has one actor. On the command line `auto` is the number for this machine:
-    its cores, but for one of each learner with a GPU, or half of them for a learner on the CPU."""
+    its cores minus one for each learner with a GPU, or half of them for a learner on the CPU."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
     actor_threads: Threads = 1
@@ -326,7 +330,7 @@ class ReplaySettings(ProcessSettings):
 
     @property
     def demonstrations(self) -> int:
-        """Items of a batch that are of the demonstrations' own table, as `Mix` rounds their share."""
+        """Items of a batch that are of the demonstrations' table, as `Mix` rounds their share."""
         return math.ceil(self.batch_size * self.preload_share - 0.5 - 1e-6) if self.preload else 0
 
     @property
