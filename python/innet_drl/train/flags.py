@@ -284,7 +284,7 @@ def _chosen(flags: Given, run: Path | None, elsewhere: str) -> Chosen[Given]:
         from innet_drl.train.environments import atari_hint
 
         raise ConfigurationError(
-            f"--preset {name} is for Atari games, and --environment {environment} is none (they are named "
+            f"--preset {name} is for Atari games, and --environment {environment} is not one (they are named "
             f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
     if run is not None:

@@ -36,7 +36,7 @@ pub struct Wire {
     pub faults: Faults,
     /// Hosts whose datagrams are lost, in both directions.
     pub dead: HashSet<SocketAddr>,
-    /// Kinds of which the next datagram is lost, one for each entry.
+    /// Kinds of datagrams: for each entry, the next one of its kind is lost.
     pub lose: Vec<PacketKind>,
     pub sent: u64,
     queue: BinaryHeap<Reverse<Datagram>>,

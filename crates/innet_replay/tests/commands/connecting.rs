@@ -119,7 +119,7 @@ fn a_thousand_clients_of_one_host_connect_to_a_server_that_was_stopped() {
     serving.stop("TERM");
 }
 
-/// Connects and sends nothing, a part of a message or bytes that are none, over and over. Counts the connections.
+/// Connects and sends nothing, a part of a message or other bytes, over and over. Counts the connections.
 fn flood(port: u16, strangers: &AtomicUsize, over: &AtomicBool) {
     let said: [&[u8]; 4] = [b"", b"x", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"];
     for said in said.iter().cycle() {

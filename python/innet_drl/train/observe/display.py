@@ -145,7 +145,7 @@ def score(value: float | None) -> str:
 TRAINING_LOGGERS = ("innet_drl.analysis", "innet_drl.launch", "innet_drl.train")
 """Loggers shown from level INFO on. The core, which logs to `innet_drl`, is shown from WARNING on."""
 LAST_MILLISECONDS = 1000
-"""Longest wait at the end for the reader of a log of which parts are lost."""
+"""Longest wait at the end for a reader who has missed parts of the log."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 

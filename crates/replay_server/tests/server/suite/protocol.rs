@@ -1,4 +1,4 @@
-//! Requests, pipelining, deadlines, and frames that are none.
+//! Requests, pipelining, deadlines, and bytes that are no frames.
 
 use std::time::Duration;
 
