@@ -322,16 +322,19 @@ def test_steps_go_to_the_replay_server_alone(nodes: Any, tmp_path: Path) -> None
 
 PAGE = (
     r"╭─+ brought:Printing in cart ─+╮",
-    r"time 0:\d\d, .* left steps/s [\d,]+ frames [\d,]+",
-    r"games [\d,]+ updates/s .*",
-    r"score 5.00, best 5.00 loss \d.*",
-    r"evaluation - replay ratio .*",
-    r"replay [\d,]+ steps, .*",
-    r"actor 0 1",
-    r"steps/s [\d,]+ [\d,]+",
-    r"who waits .*",
-    r"learner's time .*",
-    r"actors' time .*",
+    r"time_s 0:\d\d seconds_left \d:\d\d",
+    r"agent_steps [\d,]+ agent_steps_per_s [\d,]+",
+    r"learner_updates [\d,]+ learner_updates_per_s [\d,.]+",
+    r"return_mean 5.00 return_best 5.00",
+    r"evaluation_mean - evaluation_best -",
+    r"td_loss \d.* q_mean \d.*",
+    r"samples_per_insert_now \d.* samples_per_insert_target \d.*",
+    r"replay_steps [\d,]+ replay_bytes \d+ MiB",
+    r"actor_scores 0: 5.00 1: 5.00",
+    r"actor_steps_per_s 0: [\d,]+ 1: [\d,]+",
+    r"actor_waits 0: \d+% 1: \d+%",
+    r"learner_time .*\d+%.*",
+    r"actor_time .*\d+%.*",
 )
 """Rows of the page of a run with two actors."""
 
