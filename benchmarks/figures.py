@@ -12,7 +12,7 @@ from benchmarks.paper import figures as paper
 
 
 def figures(record: tyro.conf.Positional[Path]) -> None:
-    """Prints results of `paper` and `gradients` as tables. Draws those of `paper` as an SVG file beside RECORD.
+    """Prints results of `paper` and `gradients` as tables. Draws the results of `paper` as an SVG file beside RECORD.
 
     Args:
         record: File with the lines that they printed.

@@ -161,8 +161,8 @@ impl Channel for Samples {
         no_answer(&self.link.dialer.address)
     }
 
-    /// Whether the connection ends with its unanswered requests. Without prefetch it does: nobody reads their answers, which would take items
-    /// of a queue.
+    /// Whether the connection has to end because requests are unanswered. Without prefetch nobody reads their answers, which would take
+    /// items of a queue.
     fn ends_connection(&self, error: &Error) -> bool {
         let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)

@@ -172,9 +172,9 @@ pub const MAX_THREADS: u16 = 256;
 enum Range {
     /// All of its type, up to this one.
     Type(u64),
-    /// Those of this range.
+    /// Integers of this range.
     Checked(i128, i128),
-    /// Those of this range, which the memory checks with an error class of its own.
+    /// Integers of this range, which the memory checks with an error class of its own.
     Memory(i128, i128),
 }
 

@@ -1,4 +1,4 @@
-//! The writers that a sample waits for. Those of the replay are in a registry: a sample that waits for steps, `episodes` and `save` have
+//! The writers that a sample waits for. A registry has the writers of a replay: a sample that waits for steps, `episodes` and `save` make
 //! them send their open chunks. The state of all writers, from statistics, is the reason of a wait, or its end when they are gone.
 
 use std::collections::{HashMap, VecDeque};

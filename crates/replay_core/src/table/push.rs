@@ -223,7 +223,7 @@ impl Table {
         Ok(())
     }
 
-    /// Inserts items. Their chunks are in the table: earlier ones, or those of this push (`pushed`). Calls `placed` with index and id of each.
+    /// Inserts items, whose chunks are in the table, some from this push (`pushed`). Calls `placed` with index and id of each item.
     /// The caller holds the insert lock.
     pub(super) fn place_items(
         &self,

@@ -170,7 +170,7 @@ impl Rows {
         self.steps.unwrap_or(1) * self.streams
     }
 
-    /// Dimensions of an array before those of its rows.
+    /// Leading dimensions of an array; the dimensions of a row follow.
     pub(super) fn leading(self) -> impl Iterator<Item = usize> + Clone {
         self.steps.into_iter().chain([self.streams])
     }

@@ -1,4 +1,4 @@
-//! Messages that are about no table: the handshake, and those of extensions.
+//! Messages without a table: the handshake, and requests to extensions.
 
 use bytes::Bytes;
 
