@@ -1,5 +1,5 @@
-//! Allocations whose size comes from an argument, a setting or a peer: one that does not fit is an error, where Rust's own collections
-//! end the process.
+//! Sizes that come from an argument, a setting or a peer: their limits, and allocations that fail with an error, where Rust's own
+//! collections end the process.
 //!
 //! A system may grant memory that it does not have and kill the process that touches it. A large size is therefore also compared with
 //! the memory that the process may have; [`measure_by`] sets the function that reads it.
@@ -8,6 +8,28 @@ use std::alloc::{GlobalAlloc, Layout, System, alloc_zeroed};
 use std::fmt;
 use std::hint::black_box;
 use std::sync::OnceLock;
+
+/// A size over a limit.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{what} of {size} is over the limit of {limit}; {advice}")]
+pub struct TooLarge {
+    /// The sized thing, with its unit.
+    pub what: &'static str,
+    /// Its size.
+    pub size: u64,
+    /// The largest size allowed.
+    pub limit: u64,
+    /// How to get below the limit.
+    pub advice: &'static str,
+}
+
+/// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
+pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<(), TooLarge> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(TooLarge { what, size, limit, advice })
+}
 
 /// Smaller sizes are not tried beforehand by [`check`].
 const LARGE: u64 = 4 << 20;

@@ -2,22 +2,18 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`allocation`] | fallible allocations, compared with the memory that the process may have |
-//! | [`error`] | error types shared by the other crates |
-//! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
+//! | [`allocation`] | limits of sizes; fallible allocations, compared with the memory that the process may have |
+//! | [`wait`] | locks; deadlines, interrupts and log lines of blocking calls |
 //! | [`fork`] | sockets and locked files that forked children do not keep |
-//! | [`system`] | time, pauses, threads and random bytes of the machine, or of a simulated world |
+//! | [`system`] | time, pauses, threads, random bytes and errors of the machine, or of a simulated world |
 //! | [`planted`](mod@planted) | mistakes that tests plant |
-//! | [`sync`] | mutex locking that ignores poisoning |
 //! | [`notation`] | values in messages, in the notation of Python and TOML |
 //! | [`histogram`] | histograms for statistics |
 
 pub mod allocation;
-pub mod error;
 pub mod fork;
 pub mod histogram;
 pub mod notation;
 pub mod planted;
-pub mod sync;
 pub mod system;
 pub mod wait;

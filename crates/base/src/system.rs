@@ -1,7 +1,26 @@
-//! Time, pauses, threads and random bytes of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
+//! Time, pauses, threads, random bytes and errors of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// An error of the operating system.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct OsError {
+    /// The failed operation.
+    pub what: String,
+    /// The operating system's reason.
+    pub source: Arc<io::Error>,
+}
+
+impl OsError {
+    /// Converter of the operating system's reason, for `map_err`; `what` names the failed operation.
+    pub fn of(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        |source| OsError { what, source: source.into() }
+    }
+}
 
 /// The time.
 #[inline]

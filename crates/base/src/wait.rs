@@ -1,11 +1,15 @@
-//! Blocking calls: their deadline, the time slices in which they notice an interrupt, and the log line of a long wait.
+//! Locks, and blocking calls: their deadline, the time slices in which they notice an interrupt, and the log line of a long wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
 use crate::system;
+
+/// Locks a mutex, also one whose holder panicked: for data that stay valid if a holder panics.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]

@@ -11,8 +11,7 @@ use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::MAX_WORKERS;
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
-use base::allocation;
-use base::error::{TooLarge, check_size};
+use base::allocation::{self, TooLarge, check_size};
 use base::system::random;
 
 /// Number of the first round. Not 0, because a job's newest round starts one below it.

@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use base::allocation::OutOfMemory;
-use base::error::{OsError, TooLarge};
+use base::allocation::{OutOfMemory, TooLarge};
+use base::system::OsError;
 use base::wait::Interrupted;
 
 /// Result of this module.

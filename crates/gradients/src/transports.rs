@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use base::error::OsError;
-use base::sync::lock;
+use base::system::OsError;
+use base::wait::lock;
 
 use super::datagrams::{self, UdpReceiver, UdpSender};
 use super::settings::DpdkConfig;

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use base::allocation;
-use base::error::OsError;
-use base::sync::lock;
-use base::wait::Wait;
+use base::system::OsError;
+use base::wait::{Wait, lock};
 
 use super::datagrams::UdpSender;
 use super::transports::{StopFlag, Threads, UdpTransport};

@@ -13,9 +13,8 @@ use serde_json::{Value, json};
 use crate::config::GradientsConfig;
 use crate::error::{Error, Result};
 use crate::worker::join_job;
-use base::error::check_size;
-use base::sync::lock;
-use base::wait::Wait;
+use base::allocation::check_size;
+use base::wait::{Wait, lock};
 use gradients::{
     AggregatorCounters, AggregatorLimits, FrameCounters, JoinJob, ParentAggregator, RunningAggregator, Ticket,
     dpdk_aggregators, udp_aggregators,

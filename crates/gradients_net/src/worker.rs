@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use gradients::{
     self, AsynchronousWorker, Control, DpdkConfig, JobWorker, JoinJob, Sum, Ticket, UdpTransport, Worker,
     WorkerTransport, dpdk_transport,

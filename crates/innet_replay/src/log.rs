@@ -146,7 +146,7 @@ pub fn start(level: LogLevel) {
 mod tests {
     use std::sync::{LazyLock, Mutex};
 
-    use base::sync::lock;
+    use base::wait::lock;
 
     use super::*;
 

@@ -6,8 +6,7 @@
 //! | [`dialer`] | opens connections: sockets, TLS, handshake; keeps idle ones |
 //! | [`connection`] | an open connection; the runtime inside blocking calls |
 //! | `link` | requests in flight: kept until they are answered, sent again after a break |
-//! | `retry` | retries of the first connection, and after broken ones |
-//! | `outage` | outages of servers, for the log; final shutdowns; no two servers of a list have copies of one memory |
+//! | `outage` | outages of servers: retries of the first connection and after broken ones, their log lines; final shutdowns; no two servers of a list have copies of one memory |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`updates`] | asynchronous updates of priorities |
@@ -28,7 +27,6 @@ pub mod namespace;
 mod outage;
 pub mod pipeline;
 pub mod push;
-mod retry;
 pub mod sample;
 pub mod session;
 pub mod shards;
@@ -42,12 +40,11 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use dialer::{ConnectionPool, Dialer};
+use outage::{first_connection, retry_for, while_broken};
 use pipeline::{expect, is_broken, unexpected};
-use retry::{first_connection, retry_for, while_broken};
 
-use base::sync::lock;
 use base::system::random_number;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_core::error::check_update;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, deadline_ms};
 use super::dialer::Dialer;
+use super::outage::{retry_for, while_broken};
 use super::pipeline::{RequestPipeline, is_broken, is_closed};
-use super::retry::{retry_for, while_broken};
 use base::system;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};

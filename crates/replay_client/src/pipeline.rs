@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use super::namespace::Namespace;
-use base::error::check_size;
+use base::allocation::check_size;
 use base::system::{self, random};
 use replay_link::error::{Error, Result};
 use replay_link::framing::{FrameReader, write_frame};

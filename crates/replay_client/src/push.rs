@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
+use super::outage::retry;
 use super::pipeline::{answer, expect, is_broken, is_closed, unexpected};
-use super::retry::retry;
 use base::system;
 use base::wait::Wait;
 use replay_core::error::WaitReason;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::connection::{Connection, deadline_ms};
 use super::dialer::Dialer;
+use super::outage::first_connection;
 use super::pipeline::unexpected;
-use super::retry::first_connection;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::Address;

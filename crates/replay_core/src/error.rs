@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use base::allocation::OutOfMemory;
-use base::error::{OsError, TooLarge};
+use base::allocation::{OutOfMemory, TooLarge};
 use base::notation::Number;
+use base::system::OsError;
 use base::wait::{Interrupted, Wait};
 
 /// An error of the memory. Messages name the fault and the remedy.

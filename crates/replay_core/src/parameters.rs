@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::ParametersRecord;
 use crate::sync::{Mutex, lock};
-use base::error::{TooLarge, check_size};
+use base::allocation::{TooLarge, check_size};
 use base::histogram::Histogram;
 
 /// The newest version of each name.

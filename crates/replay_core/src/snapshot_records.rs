@@ -35,7 +35,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use base::allocation;
-use base::error::OsError;
+use base::system::OsError;
 
 use crate::error::{Error, Result};
 use crate::table::counters::SavedCounts;

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use base::allocation::OutOfMemory;
-use base::error::{OsError, TooLarge};
+use base::allocation::{OutOfMemory, TooLarge};
 use base::notation::shortened;
+use base::system::OsError;
 use base::wait::Interrupted;
 use replay_core::error::WaitReason;
 use replay_wire::{ErrorCode, ReplyBody};

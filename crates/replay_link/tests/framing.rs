@@ -10,7 +10,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use tokio::io::{AsyncWrite, AsyncWriteExt, duplex};
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use replay_core::replay::{SampleCredit, Sampled};
 use replay_link::error::Error;
 use replay_link::framing::{FrameReader, write_frame};

@@ -5,6 +5,10 @@
 //!
 //! Integers: PyO3 raises a bare `OverflowError` for one out of range; here it is a `ConfigError` that names the argument. Each argument has a
 //! conversion function: `#[pyo3(from_py_with = arguments::batch_size)] batch_size: u32`.
+//!
+//! Texts: one of two choices, and addresses.
+
+use std::str::FromStr;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
@@ -249,3 +253,18 @@ named!(
     workers U16,
     world U32,
 );
+
+/// The value that an argument names, out of two.
+pub fn choice<T>(py: Python<'_>, argument: &str, name: &str, choices: [(&str, T); 2]) -> PyResult<T> {
+    let names = choices.each_ref().map(|(known, _)| *known);
+    let chosen = choices.into_iter().find(|(known, _)| *known == name);
+    chosen.map(|(_, value)| value).ok_or_else(|| {
+        let [first, second] = names;
+        error::config(py, format!("{argument} is {first:?} or {second:?}, got {name:?}"))
+    })
+}
+
+/// Parses the text of an argument; errors say what is `wanted`.
+pub fn parse<T: FromStr>(py: Python<'_>, argument: &str, text: &str, wanted: &str) -> PyResult<T> {
+    text.parse().map_err(|_| error::config(py, format!("{argument} is {wanted}, got {text:?}")))
+}

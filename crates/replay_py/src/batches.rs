@@ -10,9 +10,8 @@ use pyo3::exceptions::{PyStopIteration, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-use base::error::OsError;
-use base::sync::lock;
-use base::wait::Wait;
+use base::system::OsError;
+use base::wait::{Wait, lock};
 use replay_core::error::WaitReason;
 use replay_core::replay::{Replay, SampleChannel};
 use replay_core::view;

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::notation::tuple;
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};

@@ -2,7 +2,6 @@
 //! `innet_drl.errors`.
 
 use std::cell::Cell;
-use std::str::FromStr;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -92,19 +91,6 @@ fn with<'py>(py: Python<'py>, raised: PyErr, name: &str, value: impl IntoPyObjec
 /// The exception for an invalid argument.
 pub fn config(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, "ConfigError", message.into())
-}
-
-/// The value that an argument names, out of two.
-pub fn choice<T>(py: Python<'_>, argument: &str, name: &str, choices: [(&str, T); 2]) -> PyResult<T> {
-    let [(first, _), (second, _)] = &choices;
-    let wanted = format!("{argument} is {first:?} or {second:?}, got {name:?}");
-    let chosen = choices.into_iter().find(|(known, _)| *known == name);
-    chosen.map(|(_, value)| value).ok_or_else(|| config(py, wanted))
-}
-
-/// Parses the text of an argument; errors say what is `wanted`.
-pub fn parse<T: FromStr>(py: Python<'_>, argument: &str, text: &str, wanted: &str) -> PyResult<T> {
-    text.parse().map_err(|_| config(py, format!("{argument} is {wanted}, got {text:?}")))
 }
 
 /// The exception for data that does not fit the columns of `table`.

@@ -184,8 +184,8 @@ impl PyStation {
         #[pyo3(from_py_with = arguments::idle_sleep_us)] idle_sleep_us: u64,
     ) -> PyResult<Self> {
         let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
-        let address = error::parse(py, "address", address, wanted)?;
-        let gateway = gateway.map(|text| error::parse(py, "gateway", text, "an IPv4 address"));
+        let address = arguments::parse(py, "address", address, wanted)?;
+        let gateway = gateway.map(|text| arguments::parse(py, "gateway", text, "an IPv4 address"));
         Ok(PyStation {
             config: DpdkConfig {
                 eal: eal.split_whitespace().map(str::to_owned).collect(),
@@ -341,13 +341,13 @@ impl PyReplay {
             workers,
             world: world.unwrap_or(workers.into()),
             name: worker_name(py, name)?,
-            arithmetic: error::choice(py, "arithmetic", arithmetic, choices)?,
+            arithmetic: arguments::choice(py, "arithmetic", arithmetic, choices)?,
             segment_values,
             deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
             below: None,
         };
-        let via: Option<SocketAddr> = via.map(|via| error::parse(py, "via", via, UDP_ADDRESS)).transpose()?;
+        let via: Option<SocketAddr> = via.map(|via| arguments::parse(py, "via", via, UDP_ADDRESS)).transpose()?;
         let station = station.as_deref().map(|station| &station.config);
         if let (Some(via), Some(_)) = (via, station) {
             let advice = "a station sends to the server's own address: leave one of them out";

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_client::writers_seen::WritersSeen;
 use replay_core::error::WaitReason;
 use replay_core::replay::Replay;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use base::notation::Number;
-use base::sync::lock;
-use base::wait::{Advice, Wait, WaitNotice};
+use base::wait::{Advice, Wait, WaitNotice, lock};
 use gradients_net::error::Error as WorkerError;
 use replay_link::error::{Error, Result};
 

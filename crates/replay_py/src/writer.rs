@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;

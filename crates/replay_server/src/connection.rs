@@ -3,7 +3,7 @@
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod dispatch;
-mod limits;
+mod in_flight;
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
 use dispatch::Dispatcher;
-use limits::{FrameReservation, Position, ReceiveQuota, ReplySender, RequestPermit, WriterOrder};
+use in_flight::{FrameReservation, Position, ReceiveQuota, ReplySender, RequestPermit, WriterOrder};
 
 use crate::reply_budget::UnreadReplies;
 use crate::server::Slot;
@@ -241,12 +241,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         tables: &mut NumberedTables,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let permit = self.unread_until(replies, limits::ANSWERS, quota.next_request()).await;
+        let permit = self.unread_until(replies, in_flight::ANSWERS, quota.next_request()).await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, limits::RECEIVE_MEMORY, quota.reserve(header)).await;
+        let reservation = self.unread_until(replies, in_flight::RECEIVE_MEMORY, quota.reserve(header)).await;
         // Starts after the reservation, which may have waited for other connections' pushes.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;

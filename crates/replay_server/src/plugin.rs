@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use base::sync::lock;
+use base::wait::lock;
 use replay_link::error::{Error, Result};
 use replay_link::stack::{PluggedStack, StackName, plugged};
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
-use base::sync::lock;
+use base::wait::lock;
 use replay_core::memory::MemoryLimits;
 
 /// A server's two budgets for receive buffers.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use event_listener::{Event, EventListener};
 
-use base::sync::lock;
+use base::wait::lock;
 use replay_wire::Role;
 
 /// The budgets of a server.

@@ -27,7 +27,7 @@ use crate::reply_budget::ReplyBudgets;
 use crate::service::Service;
 use crate::snapshots::Snapshots;
 use crate::snapshots::file::Disk;
-use base::sync::lock;
+use base::wait::lock;
 use replay_core::memory::Memory;
 use replay_core::table::WriterConnection;
 use replay_link::error::{Error, Result};

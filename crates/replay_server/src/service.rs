@@ -15,7 +15,7 @@ use crate::plugin::Extension;
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
-use base::error::check_size;
+use base::allocation::check_size;
 use base::histogram::Histogram;
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
@@ -243,10 +243,6 @@ impl Service {
                 ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
             }
             RequestBody::List => ReplyBody::Listing(self.memory.list()),
-            RequestBody::Snapshot => {
-                let elsewhere = "a snapshot is saved on a thread of its own";
-                return Err(Error::Internal(elsewhere.into()));
-            }
             RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter(close) => {
                 // A dropped table has no writers to close.
@@ -255,15 +251,12 @@ impl Service {
                 }
                 ReplyBody::Done
             }
-            RequestBody::CallExtension(_) => {
-                let elsewhere = "a session of the connection answers";
-                return Err(Error::Internal(elsewhere.into()));
-            }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 let over = "the handshake of this connection is over";
                 return Err(Error::protocol(over.to_owned()));
             }
-            command @ RequestBody::DropParameters(_) => {
+            // `carry_out` refuses what is no command: a snapshot is saved on a thread of its own, an extension answers in its session.
+            command => {
                 carry_out(&self.memory, command)?;
                 ReplyBody::Done
             }

@@ -12,9 +12,8 @@ use std::{fs, io, thread};
 
 use serde_json::{Map, Value, json};
 
-use base::error::OsError;
-use base::sync::lock;
-use base::system;
+use base::system::{self, OsError};
+use base::wait::lock;
 use file::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};

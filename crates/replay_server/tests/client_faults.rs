@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use base::wait::Wait;
 use replay_client::{Client, ConnectOptions};
 use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt};

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use replay_client::pipeline::RequestPipeline;
 use replay_link::error::{Error, Result};
 use replay_link::framing::{FrameReader, write_frame};

@@ -1,7 +1,6 @@
 //! Errors of the protocol, and the codes by which errors cross the wire.
 
-use base::allocation::OutOfMemory;
-use base::error::TooLarge;
+use base::allocation::{OutOfMemory, TooLarge};
 
 pub use crate::innet_capnp::ErrorCode;
 

@@ -2,21 +2,27 @@
 //!
 //! A frame is two lengths, a control message, a payload. No I/O: a receiver fills an [`IncomingFrame`], a sender writes the
 //! slices of [`OutgoingFrame::unwritten`]. Both keep their progress, so a transfer may be interrupted and resumed.
+//!
+//! The fields of messages, texts, keys, lists and JSON, are read here, within the memory that the frame's length allows.
 
+use std::cell::Cell;
 use std::io::IoSlice;
 
 use bytes::Bytes;
 use capnp::Word;
 use capnp::message::{Builder, HeapAllocator, Reader, ReaderOptions};
 use capnp::serialize::{self, BufferSegments};
+use capnp::traits::OwnedStruct;
+use capnp::{data, struct_list, text};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use base::allocation::{self, OutOfMemory};
-use base::error::check_size;
+use base::allocation::{self, OutOfMemory, check_size};
+use base::notation::shortened;
 use replay_core::processor::advise_huge_pages;
 use replay_core::replay::SampleCredit;
 
 use crate::error::{Error, Result};
-use crate::fields::{Rest, text};
 use crate::{Reply, ReplyBody, Request, RequestBody, innet_capnp as wire};
 
 /// Bytes of the two lengths at the start of a frame.
@@ -392,4 +398,100 @@ fn refuse_unused(rest: &Rest) -> Result<()> {
         bytes => format!("a payload of {bytes} bytes with a message that has none"),
     };
     Err(Error::Protocol(unused))
+}
+
+/// Most bytes of a text in an error: the peer may be unauthenticated, and errors are logged.
+const QUOTED: usize = 64;
+
+/// Most bytes of a parser's reason, which also quotes the text.
+const REASON: usize = 256;
+
+/// Why `expect` of the setter of a list of numbers holds: capnp's setters of slices always return `Ok`.
+pub(crate) const COPIED: &str = "a slice of numbers is copied";
+
+/// A reply's payload, and the credit that counts a sample once the frame is delivered.
+pub(crate) type Payload = (Vec<Bytes>, Option<Box<dyn SampleCredit>>);
+
+/// Rest of a frame during decoding: the payload, and the memory budget left for lists of structs. Elements may take no bytes in the
+/// message, so the length of the message does not bound the lists.
+pub(crate) struct Rest {
+    payload: Cell<Bytes>,
+    room: Cell<usize>,
+}
+
+impl Rest {
+    /// The payload, and a budget of `room` bytes for lists.
+    pub(crate) fn new(payload: Bytes, room: usize) -> Self {
+        Rest { payload: Cell::new(payload), room: Cell::new(room) }
+    }
+
+    /// Takes the payload.
+    pub(crate) fn payload(&self) -> Bytes {
+        self.payload.take()
+    }
+
+    /// Reserves memory for a list of so many elements.
+    pub(crate) fn reserve<T>(&self, elements: u32) -> Result<()> {
+        let left = self.room.get().checked_sub(elements as usize * size_of::<T>());
+        let longer = || Error::Protocol("a message whose lists are much longer decoded than encoded".into());
+        self.room.set(left.ok_or_else(longer)?);
+        Ok(())
+    }
+
+    /// A list of structs, each by `read`.
+    pub(crate) fn list<'a, S: OwnedStruct, T>(
+        &self,
+        list: capnp::Result<struct_list::Reader<'a, S>>,
+        read: impl Fn(S::Reader<'a>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let list = list?;
+        self.reserve::<T>(list.len())?;
+        // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
+        let mut values = Vec::with_capacity(list.len() as usize);
+        for item in list {
+            values.push(read(item)?);
+        }
+        Ok(values)
+    }
+}
+
+/// Writes a list of structs, each by `write`.
+pub(crate) fn write_list<S: OwnedStruct, T>(
+    mut list: struct_list::Builder<'_, S>,
+    values: &[T],
+    write: impl Fn(&T, S::Builder<'_>),
+) {
+    for (i, value) in values.iter().enumerate() {
+        write(value, list.reborrow().get(i as u32));
+    }
+}
+
+/// A text.
+pub(crate) fn text(text: capnp::Result<text::Reader<'_>>) -> Result<String> {
+    let text = text?;
+    text.to_string().map_err(|error| {
+        let start = String::from_utf8_lossy(&text.as_bytes()[..text.len().min(QUOTED)]);
+        Error::Protocol(format!("a text is not UTF-8 but {start:?}: {error}"))
+    })
+}
+
+/// A nonce or a proof.
+pub(crate) fn key(data: capnp::Result<data::Reader<'_>>) -> Result<[u8; 32]> {
+    let data = data?;
+    data.try_into().map_err(|_| Error::Protocol(format!("a field of 32 bytes has {}", data.len())))
+}
+
+/// A value in JSON, which clients of other languages read, too.
+pub(crate) fn json<T: DeserializeOwned>(what: &str, json: capnp::Result<text::Reader<'_>>) -> Result<T> {
+    let json = json?.as_bytes();
+    serde_json::from_slice(json).map_err(|error| {
+        let start = String::from_utf8_lossy(&json[..json.len().min(QUOTED)]);
+        let reason = shortened(error.to_string(), REASON);
+        Error::Protocol(format!("{what} {start:?} cannot be read: {reason}"))
+    })
+}
+
+/// JSON of a value.
+pub(crate) fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("a value with derived serialisation and texts as keys has JSON")
 }

@@ -18,15 +18,13 @@
 //! | module | subject |
 //! | --- | --- |
 //! | `requests` | requests and replies: the lists of them, their contents, and the roles that may make them |
-//! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated. Messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
+//! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated. Messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory. Texts, keys, lists and JSON in messages |
 //! | [`error`] | errors, and the codes by which they cross the wire |
-//! | `fields` | texts, keys, lists, names and JSON in messages |
 //! | [`auth`] | challenge and response; the server's side of the handshake: versions and tokens |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
 pub mod error;
-mod fields;
 pub mod frame;
 mod requests;
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use base::error::OsError;
+use base::system::OsError;
 use replay_link::error::Result;
 use replay_link::stack::{Address, Stack};
 

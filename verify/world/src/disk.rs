@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::sync::lock;
+use base::wait::lock;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_server::snapshots::file::{Disk, DiskFile, FolderLock};

@@ -10,7 +10,7 @@ use super::eal;
 use super::packets::{BURST, DESCRIPTORS, EMPTY, Packet, PacketPool};
 use crate::ethernet::Mac;
 use crate::{Error, Result};
-use base::sync::lock;
+use base::wait::lock;
 
 /// Attempts to send to a full queue.
 const SEND_ATTEMPTS: usize = 1000;

@@ -7,7 +7,7 @@ use std::{io, ptr, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use base::sync::lock;
+use base::wait::lock;
 use fstack_sys::dpdk as rte;
 
 use crate::{Error, Result};

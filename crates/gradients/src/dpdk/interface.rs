@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::sync::lock;
+use base::wait::lock;
 
 use super::device::{self, Device, RxQueue, TxQueue};
 use super::packets::{FreePackets, Packet};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
-use base::error::OsError;
-use base::sync::lock;
+use base::system::OsError;
+use base::wait::lock;
 
 use super::eal::{self, Registered};
 use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};

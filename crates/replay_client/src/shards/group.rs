@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use base::sync::lock;
 use base::system::{self, random_number};
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_core::replay::{Replay, SampledItem, ShareState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;

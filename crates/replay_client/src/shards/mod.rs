@@ -41,9 +41,8 @@ use bytes::Bytes;
 
 use super::Client;
 use super::push::Pushes;
-use base::sync::lock;
 use base::system::random_number;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};
 use replay_core::replay::{

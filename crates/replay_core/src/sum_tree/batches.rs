@@ -13,7 +13,7 @@ use crate::processor::prefetch;
 use crate::sync::{Ordering, fence};
 
 #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
-use super::vector;
+use super::node::vector;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampledLeaf {

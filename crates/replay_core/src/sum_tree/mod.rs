@@ -37,12 +37,10 @@
 
 mod batches;
 mod node;
-#[cfg(all(target_arch = "x86_64", not(feature = "model")))]
-mod vector;
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering, fence};
-use base::error::check_size;
+use base::allocation::check_size;
 use base::planted;
 use node::{ChildSums, Leaf, Level, Node};
 

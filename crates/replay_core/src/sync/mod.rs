@@ -16,7 +16,7 @@ pub use std::{
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
-    base::sync::lock,
+    base::wait::lock,
     event_listener::{Event, EventListener, Listener},
     std::sync::atomic::{AtomicBool, AtomicUsize},
     std::sync::{Mutex, MutexGuard},

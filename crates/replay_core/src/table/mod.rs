@@ -3,13 +3,12 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
-//! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
+//! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps; the priority of new items |
 //! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
 //! | `sample` | sampling, without a lock except in samplers with an order |
 //! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
-//! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
 //! | `waiting` | queues of waiting calls; the state of one call |
 //! | `counters` | counters and gauges, and their JSON |
@@ -24,7 +23,6 @@ pub(crate) mod restore;
 pub mod stored;
 
 pub(crate) mod counters;
-mod max_priority;
 mod prepare;
 mod push;
 mod returned;
@@ -57,8 +55,7 @@ pub use writers::{WriterConnection, Writers};
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
-use max_priority::MaxPriority;
-use samplers::ItemSampler;
+use samplers::{ItemSampler, MaxPriority};
 use stored::{Arrivals, Chunks, Held};
 
 /// A named replay memory. `push.rs` lists the locks.

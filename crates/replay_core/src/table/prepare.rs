@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
 use crate::slab::Handle;
-use base::error::check_size;
+use base::allocation::check_size;
 
 use super::Table;
 use super::items::ItemRows;

@@ -19,8 +19,7 @@ use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState}
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
 use crate::sync::Ordering;
-use base::allocation;
-use base::error::check_size;
+use base::allocation::{self, check_size};
 
 use super::ids::ItemId;
 use super::items::{ItemRows, Metadata};

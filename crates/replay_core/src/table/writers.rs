@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
-use base::error::check_size;
+use base::allocation::check_size;
 use base::system::{self, random_number};
 
 use crate::snapshot_records::{OpenRecord, WriterRecord};

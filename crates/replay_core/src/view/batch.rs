@@ -11,9 +11,8 @@
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex, Weak};
 
-use base::allocation;
-use base::error::check_size;
-use base::sync::lock;
+use base::allocation::{self, check_size};
+use base::wait::lock;
 
 use crate::chunk::RowLayout;
 use crate::error::Result;

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use base::allocation;
-use base::error::OsError;
-use base::sync::lock;
+use base::system::OsError;
+use base::wait::lock;
 
 use super::Padding;
 use super::batch::{ArraySpec, Buffer, Copies};

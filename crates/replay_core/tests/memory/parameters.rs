@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use bytes::Bytes;
 use replay_core::Error;
 use replay_core::budget::Budget;

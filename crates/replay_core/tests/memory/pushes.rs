@@ -1,6 +1,6 @@
 //! Pushes apply once, in order, as a whole or not at all; windows are found wherever their rows lie.
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use replay_core::Error;
 use replay_core::replay::{OpenWriter, SampleRequest};
 use replay_core::table::Turn;

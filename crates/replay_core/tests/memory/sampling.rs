@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::error::TooLarge;
+use base::allocation::TooLarge;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Sampler;
 use replay_core::table::{Attempt, Turn};

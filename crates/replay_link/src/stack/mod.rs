@@ -13,8 +13,7 @@ use std::{io, thread};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 use replay_core::error::WaitReason;
 use replay_wire::{NO_REQUEST, Reply, ReplyBody};
 

@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Address, ByteStream, ServerWait};
 use crate::error::{Error, Result};
-use base::sync::lock;
-use base::wait::Wait;
+use base::wait::{Wait, lock};
 
 /// A network stack of another crate, as addresses and clients see it.
 pub trait PluggedStack: Sync {

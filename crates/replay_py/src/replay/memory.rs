@@ -155,7 +155,7 @@ pub fn addresses(value: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
 
 /// Settings of the server's extensions: gradient sums at a UDP address.
 pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
-    let gradients = gradients.map(|at| error::parse(py, "gradients", at, UDP_ADDRESS)).transpose()?;
+    let gradients = gradients.map(|at| arguments::parse(py, "gradients", at, UDP_ADDRESS)).transpose()?;
     let config = GradientsConfig { gradients, ..GradientsConfig::default() };
     config.settings().map_err(|error| error::to_python(py, error))
 }

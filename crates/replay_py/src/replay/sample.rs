@@ -8,7 +8,7 @@ use std::time::Instant;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use base::sync::lock;
+use base::wait::lock;
 use replay_core::error::check_priorities;
 use replay_core::mix;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
@@ -126,7 +126,7 @@ impl PyReplay {
         deadline: Option<Instant>,
     ) -> PyResult<SampleSource> {
         let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
-        let normalization = error::choice(py, "normalize", normalize, choices)?;
+        let normalization = arguments::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
         let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;

@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use base::error::check_size;
+use base::allocation::check_size;
 use replay_core::error::WaitReason;
 use replay_core::table::{Attempt, Turn};
 use replay_link::error::{Error, Result};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use event_listener::Event;
 use tokio::sync::Notify;
 
-use base::sync::lock;
+use base::wait::lock;
 use replay_link::error::{Error, Result};
 use replay_wire::Role;
 

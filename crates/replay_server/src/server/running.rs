@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
 use base::allocation;
-use base::sync::lock;
+use base::wait::lock;
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error, refuse};
 use replay_link::stack::kernel::{self, Kernel};

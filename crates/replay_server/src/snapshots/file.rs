@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::error::OsError;
 use base::fork::close_in_children;
-use base::sync::lock;
+use base::system::OsError;
+use base::wait::lock;
 use replay_core::memory::Memory;
 use replay_core::snapshot;
 use replay_link::error::{Error, Result, io_error};

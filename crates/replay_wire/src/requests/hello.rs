@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::fields::{Rest, key, text};
+use crate::frame::{Rest, key, text};
 use crate::innet_capnp as wire;
 
 /// Starts a connection.

@@ -16,7 +16,7 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 
 use crate::error::{Error, ErrorCode, Result};
-use crate::fields::{Payload, Rest, json, key, text, to_json};
+use crate::frame::{Payload, Rest, json, key, text, to_json};
 use crate::innet_capnp as wire;
 
 pub use hello::{Challenge, Extension, Hello};

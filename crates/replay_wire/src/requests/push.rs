@@ -3,7 +3,7 @@
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, WriterOpened};
 
 use crate::error::Result;
-use crate::fields::{Rest, text, write_list};
+use crate::frame::{Rest, text, write_list};
 use crate::innet_capnp as wire;
 
 pub fn read(from: wire::push::Reader<'_>, rest: &Rest) -> Result<Push> {

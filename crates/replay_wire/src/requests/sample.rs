@@ -7,7 +7,7 @@ use replay_core::replay::{
 
 use super::push::{read_chunk, write_chunk};
 use crate::error::{Error, Result};
-use crate::fields::{COPIED, Rest, text, write_list};
+use crate::frame::{COPIED, Rest, text, write_list};
 use crate::innet_capnp as wire;
 
 pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {

@@ -7,7 +7,7 @@ use replay_core::replay::{ListedParameters, Listing, Parameters};
 use replay_core::schema::TableConfig;
 
 use crate::error::{Error, Result};
-use crate::fields::{Rest, json, text, to_json, write_list};
+use crate::frame::{Rest, json, text, to_json, write_list};
 use crate::innet_capnp as wire;
 
 /// Longest definition of a table, in bytes of JSON.

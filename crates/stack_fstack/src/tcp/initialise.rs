@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use fstack_sys::fstack as ff;
 
 use crate::config::Config;
-use base::sync::lock;
+use base::wait::lock;
 use replay_link::error::{Error, Result};
 
 /// Configuration file of the start in progress, for [`explain_exit`].

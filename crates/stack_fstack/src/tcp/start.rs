@@ -12,7 +12,7 @@ use super::handle::ReactorHandle;
 use super::initialise::initialise;
 use super::reactor::{Fstack, Reactor, Submission};
 use crate::config::Config;
-use base::sync::lock;
+use base::wait::lock;
 use replay_link::error::{Error, Result, io_error, refuse};
 use replay_link::stack::Stack;
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::io::AsyncWrite;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use base::error::check_size;
+use base::allocation::check_size;
 use replay_core::error::WaitReason;
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result};
