@@ -45,7 +45,7 @@ use pipeline::{expect, is_broken, unexpected};
 
 use base::system::random_number;
 use base::wait::{Wait, lock};
-use replay_core::error::check_update;
+use replay_core::replay::check_update;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
     UpdateChannel, UpdateReceipt, WriterId,

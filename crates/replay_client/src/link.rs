@@ -130,13 +130,25 @@ fn work_on_this_connection<C: Channel>(channel: &mut C, wait: &Wait<'_>, done: &
         if done(channel) {
             return Ok(());
         }
-        let late = channel.late();
-        let reply = channel.link().reply(wait, late, C::IN_ORDER)?;
+        let reply = next_reply(channel, wait)?;
         channel.settle(reply)?;
         if channel.has_given_up(wait.deadline) && !done(channel) {
             return Err(channel.late());
         }
     }
+}
+
+/// Waits for the next answer.
+///
+/// # Errors
+/// [`Channel::late`] at the deadline; errors of [`RequestPipeline::reply`].
+fn next_reply<C: Channel>(channel: &mut C, wait: &Wait<'_>) -> Result<Reply> {
+    let link = channel.link();
+    let until = link.until(wait.deadline, C::IN_ORDER);
+    let mut connection = link.connection.take().ok_or(Error::Closed("the connection"))?;
+    let reply = connection.run(wait, until, || channel.late(), RequestPipeline::reply);
+    channel.link().connection = Some(connection);
+    reply
 }
 
 impl<R> Link<R> {
@@ -264,21 +276,16 @@ impl<R> Link<R> {
         self.pending.iter().position(|pending| pending.sent.is_some_and(|sent| sent.id == id))
     }
 
-    /// Waits for the next answer, which is the first request's where they come `in_order`.
-    ///
-    /// # Errors
-    /// `late` at the deadline; errors of [`RequestPipeline::reply`].
-    pub fn reply(&mut self, wait: &Wait<'_>, late: Error, in_order: bool) -> Result<Reply> {
-        // The grace covers the server's answer at the deadline. There is none if the request's deadline is later.
+    /// Time until which a call waits for the next answer, which is the first request's where they come `in_order`. The grace covers the
+    /// server's answer at the deadline. There is none if the request's deadline is later.
+    pub fn until(&self, deadline: Option<Instant>, in_order: bool) -> Option<Instant> {
         let next = if in_order { 1 } else { usize::MAX };
-        let due = |pending: &Pending<R>| {
-            pending.sent.and_then(|sent| sent.deadline).is_some_and(|d| Some(d) <= wait.deadline)
-        };
+        let due =
+            |pending: &Pending<R>| pending.sent.and_then(|sent| sent.deadline).is_some_and(|d| Some(d) <= deadline);
         let grace = match self.pending.iter().take(next).any(due) {
             true => self.dialer.options.grace,
             false => Duration::ZERO,
         };
-        let until = wait.deadline.map(|deadline| deadline + grace);
-        self.connection()?.run(wait, until, || late, RequestPipeline::reply)
+        deadline.map(|deadline| deadline + grace)
     }
 }

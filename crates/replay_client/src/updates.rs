@@ -10,7 +10,7 @@ use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, unexpected};
 use base::wait::Wait;
-use replay_core::error::check_update;
+use replay_core::replay::check_update;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, Reply, ReplyBody, RequestBody, UpdatePriorities};

@@ -153,30 +153,6 @@ fn priority_advice(value: f64) -> &'static str {
     }
 }
 
-/// Refuses an update unless it has one good priority for each id: [`Error::Schema`], [`Error::Priority`].
-pub fn check_update(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
-    if ids.len() != priorities.len() {
-        return Err(Error::schema(table, format!("{} ids and {} priorities", ids.len(), priorities.len())));
-    }
-    check_priorities(priorities)
-}
-
-/// Refuses priorities that are NaN, infinite or negative.
-pub fn check_priorities(priorities: &[f64]) -> Result<()> {
-    check_priorities_to(f64::MAX, priorities.iter().copied())
-}
-
-/// [`check_priorities`] of at most `most`; branch-free in the common case.
-pub(crate) fn check_priorities_to(most: f64, priorities: impl ExactSizeIterator<Item = f64> + Clone) -> Result<()> {
-    let good = |priority: f64| (0.0..=most).contains(&priority);
-    if priorities.clone().fold(true, |all, one| all & good(one)) {
-        return Ok(());
-    }
-    let count = priorities.len();
-    let bad = priorities.enumerate().find(|(_, priority)| !good(*priority));
-    bad.map_or(Ok(()), |(position, value)| Err(Error::Priority { position, count, value }))
-}
-
 impl Error {
     /// Data that does not fit the columns of `table`.
     pub fn schema(table: &str, reason: String) -> Self {

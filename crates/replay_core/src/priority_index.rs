@@ -2,8 +2,9 @@
 
 use base::system::random_number;
 
-use crate::error::{Error, Result, check_priorities};
+use crate::error::{Error, Result};
 use crate::processor;
+use crate::replay::check_priorities;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 use crate::sync::{AtomicU64, Ordering};

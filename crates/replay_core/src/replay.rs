@@ -1,11 +1,11 @@
 //! The interface of a replay memory: requests, replies and the `Replay` trait. `memory` (this process) and `client` (a server) implement
-//! it; the writer, the views and Python use nothing else.
+//! it; the writer, the views and Python use nothing else. Priorities of all requests are checked here.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result, check_priorities_to};
+use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::view_spec::ViewSpec;
 
@@ -346,4 +346,28 @@ pub trait Replay<E = Error>: Send + Sync {
     fn list(&self, wait: &Wait<'_>) -> Result<Listing, E>;
     /// Counters and gauges of the memory, as one JSON object.
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value, E>;
+}
+
+/// Refuses an update unless it has one good priority for each id: [`Error::Schema`], [`Error::Priority`].
+pub fn check_update(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
+    if ids.len() != priorities.len() {
+        return Err(Error::schema(table, format!("{} ids and {} priorities", ids.len(), priorities.len())));
+    }
+    check_priorities(priorities)
+}
+
+/// Refuses priorities that are NaN, infinite or negative.
+pub fn check_priorities(priorities: &[f64]) -> Result<()> {
+    check_priorities_to(f64::MAX, priorities.iter().copied())
+}
+
+/// [`check_priorities`] of at most `most`; branch-free in the common case.
+pub(crate) fn check_priorities_to(most: f64, priorities: impl ExactSizeIterator<Item = f64> + Clone) -> Result<()> {
+    let good = |priority: f64| (0.0..=most).contains(&priority);
+    if priorities.clone().fold(true, |all, one| all & good(one)) {
+        return Ok(());
+    }
+    let count = priorities.len();
+    let bad = priorities.enumerate().find(|(_, priority)| !good(*priority));
+    bad.map_or(Ok(()), |(position, value)| Err(Error::Priority { position, count, value }))
 }

@@ -8,7 +8,7 @@ use std::thread;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use replay_core::Error;
-use replay_core::error::check_priorities;
+use replay_core::replay::check_priorities;
 use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 
 /// What is asked of both trees. Slots beyond the capacity and generations that have passed are part of it.

@@ -1,7 +1,8 @@
-//! `Writer`: one `append` per step, one row per stream.
+//! `Writer`: one `append` per step, one row per stream; and its state, which samples that wait for steps share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -12,18 +13,24 @@ use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
-use replay_link::error::Error;
+use replay_link::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
 use crate::error;
 use crate::interpreter::{self, Call};
-use crate::open_writers::{OpenWriters, WriterState};
+use crate::open_writers::OpenWriters;
 use crate::structure::Structure;
 use crate::wait::{self, Closing, Exclusive, ProcessLocal};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// Limit for sending a step at the end of a writer's call, for a sample that waits.
+pub const SEND_WITHIN: Duration = Duration::from_millis(200);
+/// Limit for sending the open chunks of a writer whose connection broke.
+const RECONNECT_WITHIN: Duration = Duration::from_millis(200);
 
 #[doc = stub_doc!("Writer")]
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
@@ -402,5 +409,75 @@ impl PyWriter {
 
     fn __repr__(&self) -> String {
         format!("<Writer {:?} of table {:?}, {} environments>", self.name, self.config.name, self.num_envs)
+    }
+}
+
+/// The writer, and its counters after the last call, readable while the next one blocks.
+pub struct WriterState {
+    pub writer: Exclusive<Writer<Error>>,
+    pub counters: Mutex<WriterCounters>,
+    /// Samples that wait for steps of the table. Relaxed, because the writer's lock orders it: a sample is counted before
+    /// [`OpenWriters::send_open`] takes the lock, and [`WriterState::call`] reads the number under it. So either of them sends a step.
+    pub awaited: Arc<AtomicUsize>,
+    /// Thread of the last call.
+    pub thread: Mutex<ThreadId>,
+    /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
+    pub late: AtomicBool,
+}
+
+impl WriterState {
+    /// Runs `work` on the writer.
+    pub fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer<Error>) -> Result<()>) -> Result<()> {
+        let mut writer = self.writer.take(wait)?;
+        *lock(&self.thread) = thread::current().id();
+        let done = work(&mut writer);
+        if done.is_ok() && self.awaited.load(Ordering::Relaxed) > 0 {
+            // The steps are appended, so an error, or a signal, is left to the next call. Only a flush drives the connection until the
+            // push has arrived.
+            let _ = writer.flush_complete(&Wait::until(Some(Instant::now() + SEND_WITHIN)));
+        }
+        let counters = writer.counters();
+        *lock(&self.counters) = counters;
+        let code = done.as_ref().err().map(Error::code);
+        let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
+        self.late.store(late, Ordering::Relaxed);
+        done.map_err(|error| match (error.code(), counters.unsent_rows) {
+            // Its channel has counted the steps that it had sent.
+            (code @ ErrorCode::Expired, unsent @ 1..) => Error::Remote {
+                code,
+                message: format!("{error}; {unsent} appended steps that were not sent yet are lost, too"),
+            },
+            _ => error,
+        })
+    }
+
+    /// Sends the open chunks for a sample that waits for them. Returns whether a later try may send them, since the push has to wait, or
+    /// another thread is using the writer. The writer's next call raises other errors.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn send_open(&self, wait: &Wait<'_>) -> Result<bool> {
+        let code = |flushed: &Result<()>| flushed.as_ref().err().map(Error::code);
+        let mut flushed = self.flush_until(Instant::now(), wait);
+        if let Some(ErrorCode::Connect | ErrorCode::Disconnected) = code(&flushed) {
+            // A try without time does not reconnect.
+            flushed = self.flush_until(Instant::now() + RECONNECT_WITHIN, wait);
+        }
+        match code(&flushed) {
+            Some(ErrorCode::Interrupted) => Err(Error::Interrupted),
+            code => Ok(code == Some(ErrorCode::Deadline)),
+        }
+    }
+
+    pub fn flush_until(&self, deadline: Instant, wait: &Wait<'_>) -> Result<()> {
+        let wait = Wait { deadline: Some(deadline), notice: None, ..*wait };
+        let mut writer = self.writer.take(&wait)?;
+        // A sample of the writer's own thread keeps it from appending a last observation.
+        let flushed = match *lock(&self.thread) == thread::current().id() {
+            true => writer.flush(&wait),
+            false => writer.flush_complete(&wait),
+        };
+        *lock(&self.counters) = writer.counters();
+        flushed
     }
 }

@@ -1,10 +1,15 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
+//!
+//! A connection's first request about a table names it; later ones have the table's number. A number always means the same table: iterators,
+//! writers and waiting calls end with their table, also if another gets its name.
 
 mod tables;
 
+use std::cell::OnceCell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustls::pki_types::UnixTime;
@@ -17,6 +22,7 @@ use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
 use base::allocation::check_size;
 use base::histogram::Histogram;
+use base::notation::shortened;
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
@@ -24,10 +30,12 @@ use replay_core::table::{Attempt, Table, Turn};
 use replay_link::carry_out;
 use replay_link::error::{Error, Result};
 use replay_link::tls::{Dates, RENEW};
-use replay_wire::{OpenOrResume, RELEASE, ReplyBody, ReplySize, RequestBody, Role};
+use replay_wire::{MAX_NUMBERED_TABLES, OpenOrResume, RELEASE, ReplyBody, ReplySize, Request, RequestBody, Role};
 
 pub use tables::Tables;
-pub use tables::{NumberedTable, NumberedTables};
+
+/// Most bytes of a name that is kept; the longest name of a table is shorter.
+const KEPT: usize = 160;
 
 /// The memory of a server, and its extensions.
 pub struct Service {
@@ -320,7 +328,7 @@ impl Service {
 /// Bytes of the rows in a full batch.
 fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
     let rows = 1 + u64::from(request.before) + u64::from(request.after);
-    u64::from(request.count).saturating_mul(rows).saturating_mul(table.config().row_bytes() as u64)
+    u64::from(request.count).saturating_mul(rows).saturating_mul(table.row_bytes() as u64)
 }
 
 /// Counts an open connection until dropped.
@@ -367,6 +375,68 @@ impl Serialize for Latencies {
         let stats = RequestBody::NAMES.iter().zip(&self.0);
         let stats = stats.map(|(kind, histogram)| (kind, histogram.stats(1e-9)));
         serializer.collect_map(stats.filter(|(_, stats)| stats["count"] != 0))
+    }
+}
+
+/// A connection's tables, in the order of their numbers.
+#[derive(Default)]
+pub struct NumberedTables(Vec<Rc<NumberedTable>>);
+
+/// A table that a connection has named.
+pub struct NumberedTable {
+    name: String,
+    /// The first table that had the name. Weak: a dropped table returns its memory at once.
+    table: OnceCell<Weak<Table>>,
+}
+
+impl NumberedTables {
+    /// The table of a request that has arrived, which may name it; `None` for a request that has none.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`](replay_wire::Error::Protocol) for a number that was not named, or not the next one.
+    pub fn of(&mut self, request: &Request, memory: &Memory) -> Result<Option<Rc<NumberedTable>>> {
+        let number = usize::from(request.table);
+        if let Some(name) = &request.table_name {
+            if number != self.0.len() + 1 || number > MAX_NUMBERED_TABLES {
+                return Err(Error::protocol(format!(
+                    "a request names table {number}, and the connection has numbered {} of at most {MAX_NUMBERED_TABLES}",
+                    self.0.len()
+                )));
+            }
+            self.0.push(Rc::new(NumberedTable::named(name)));
+        }
+        let Some(index) = number.checked_sub(1) else { return Ok(None) };
+        let Some(table) = self.0.get(index) else {
+            return Err(Error::protocol(format!("a request about table {number}, which has no name yet")));
+        };
+        // An error is the answer to the request.
+        let _ = table.get(memory);
+        Ok(Some(Rc::clone(table)))
+    }
+}
+
+impl NumberedTable {
+    /// The first table that has the name when it is asked for.
+    pub fn named(name: &str) -> Self {
+        NumberedTable { name: shortened(name, KEPT).into_owned(), table: OnceCell::new() }
+    }
+
+    /// The table that has the name now. For a request that goes to a writer, whose number is random: no other table has it.
+    pub fn current(&self, memory: &Memory) -> Option<Arc<Table>> {
+        memory.table(&self.name).ok()
+    }
+
+    /// The table.
+    ///
+    /// # Errors
+    /// [`UnknownTable`](replay_core::Error::UnknownTable) when there has been none of the name yet, or it was dropped.
+    pub fn get(&self, memory: &Memory) -> replay_core::error::Result<Arc<Table>> {
+        if let Some(table) = self.table.get() {
+            return table.upgrade().ok_or_else(|| Table::was_dropped(&self.name));
+        }
+        let table = memory.table(&self.name)?;
+        self.table.get_or_init(|| Arc::downgrade(&table));
+        Ok(table)
     }
 }
 

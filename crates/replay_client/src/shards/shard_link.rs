@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::connection::no_answer;
 use super::super::dialer::Dialer;
 use super::super::link::Link;
-use super::super::pipeline::{answer, expect};
+use super::super::pipeline::{RequestPipeline, answer, expect};
 use super::group::{silent, within_grace};
 use super::partial::Seen;
 use base::system;
@@ -125,7 +125,10 @@ impl ShardLink {
         let sent = self.link.requests().next().map_or_else(system::now, |share| share.sent);
         let patient = Wait { deadline: wait.deadline.map(|deadline| deadline.max(sent + grace)), ..*wait };
         // The grace begins now, because a caller that paused has not read meanwhile.
-        let reply = within_grace(&dialer, &patient, |wait| self.link.reply(wait, no_answer(name), false))?;
+        let reply = within_grace(&dialer, &patient, |wait| {
+            let until = self.link.until(wait.deadline, false);
+            self.link.connection()?.run(wait, until, || no_answer(name), RequestPipeline::reply)
+        })?;
         let Some(reply) = reply else {
             self.answers = false;
             return Err(silent(&dialer));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::updates::Updates;
 use super::group::{Group, Shard, is_lost, silent, within_grace};
 use base::wait::Wait;
-use replay_core::error::check_update;
+use replay_core::replay::check_update;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_core::table::ids::IdSpace;
 use replay_link::error::{Error, Result};

@@ -115,6 +115,11 @@ impl Table {
         Items::bytes(capacity) + samplers + chunks + stored
     }
 
+    /// Bytes of one row without its blobs.
+    pub fn row_bytes(&self) -> usize {
+        self.format.layout.row_bytes
+    }
+
     /// An empty table of a valid definition.
     pub(crate) fn new(
         config: TableConfig,

@@ -7,8 +7,9 @@ use base::notation::shortened;
 
 use super::Table;
 use super::items::Claim;
-use crate::error::{Result, check_update};
+use crate::error::Result;
 use crate::limiter::Admitted;
+use crate::replay::check_update;
 use crate::replay::{SampleCredit, UpdateReceipt};
 use crate::sync::Ordering;
 

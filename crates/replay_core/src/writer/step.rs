@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::pack::{CheckedStep, LastObservations, QValues, Rows, Strided, is_set, read_f32};
 use crate::codec::first_not_finite;
 use crate::episode_windows::EpisodeWindows;
-use crate::error::{Error, Result, check_priorities_to};
+use crate::error::{Error, Result};
+use crate::replay::check_priorities_to;
 use crate::schema::{Column, Dtype, TableConfig};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 

@@ -9,8 +9,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use base::wait::lock;
-use replay_core::error::check_priorities;
 use replay_core::mix;
+use replay_core::replay::check_priorities;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::sum_tree::check_samples;
