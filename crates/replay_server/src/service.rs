@@ -1,8 +1,11 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
 //!
-//! A connection's first request about a table names it; later ones have the table's number. A number always means the same table: iterators,
-//! writers and waiting calls end with their table, also if another gets its name.
+//! A connection's first request about a table names it; later ones have the table's number.
+//!
+//! # Invariant
+//!
+//! A number always means the same table: iterators, writers and waiting calls end with their table, also if another gets its name.
 
 mod tables;
 

@@ -7,6 +7,10 @@
 //! | `first_of_ranking` | the first item of a ranking: `fifo`, `lifo`, `max_heap`, `min_heap` |
 //! | `rank_based` | at random, by the rank of the priority |
 //! | `ranking` | the ranking of both, under one lock |
+//!
+//! # Invariant
+//!
+//! Priorities on the wire and in snapshots are before the exponent; the sampler applies it, once.
 
 mod first_of_ranking;
 mod rank_based;
@@ -146,8 +150,6 @@ impl ItemSampler for Uniform {}
 
 /// `prioritized`: at random, in proportion to priority^`priority_exponent` (Schaul et al., 2016, section 3.3, proportional
 /// variant). Priorities are masses of the sum tree. An item of priority 0 is never sampled.
-///
-/// Priorities on the wire and in snapshots are before the exponent; it is applied here, once.
 struct Prioritized {
     /// Above 0.
     exponent: f64,
