@@ -15,6 +15,9 @@ use base::wait::lock;
 /// Attempts to send to a full queue.
 const SEND_ATTEMPTS: usize = 1000;
 
+/// Devices are plugged in and unplugged one at a time: the driver of memifs has a table of all their sockets, without a lock.
+static PLUGGING: Mutex<()> = Mutex::new(());
+
 /// A started device. Dropped, it is stopped and unplugged.
 pub struct Device {
     claim: DeviceClaim,
@@ -48,8 +51,11 @@ impl Device {
             _ => return Err(refuse("a zero byte is in it", libc::EINVAL)),
         };
         let claim = DeviceClaim::new(name)?;
+        let plugging = lock(&PLUGGING);
         // SAFETY: a terminated string; EAL runs, as there is a pool.
-        match unsafe { rte::rte_dev_probe(devargs.as_ptr()) } {
+        let probed = unsafe { rte::rte_dev_probe(devargs.as_ptr()) };
+        drop(plugging);
+        match probed {
             // EAL has already probed a network card when it started.
             error if error == -libc::EEXIST && is_card(name) => {}
             result => drop(check("it cannot be plugged in", result)?),
@@ -112,6 +118,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let (port, name) = (self.port, self.claim.0.as_str());
         let close = || {
+            let _plugging = lock(&PLUGGING);
             // SAFETY: queues hold a reference to the device, so all are gone and nothing uses the port.
             unsafe {
                 rte::rte_eth_dev_stop(port);
