@@ -1,5 +1,5 @@
-//! Outages of servers: retries of the first connection and after broken ones; a final shutdown; and whose memory a server has, since no two
-//! may have copies of one. For a first connection, errors that a restart, a limit of connections or a slow server can cause are retried;
+//! Outages of servers: retries of the first connection and after broken ones; a final shutdown; and the identities of memories, since no two
+//! servers may have copies of one. For a first connection, errors that a restart, a limit of connections or a slow server can cause are retried;
 //! all others are final.
 
 use std::collections::BTreeMap;

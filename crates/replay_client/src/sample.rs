@@ -161,8 +161,7 @@ impl Channel for Samples {
         no_answer(&self.link.dialer.address)
     }
 
-    /// Whether the connection has to end because requests are unanswered. Without prefetch nobody reads their answers, which would take
-    /// items of a queue.
+    /// A connection with unanswered requests ends, too: without prefetch nobody reads their answers, which would take items of a queue.
     fn ends_connection(&self, error: &Error) -> bool {
         let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)
