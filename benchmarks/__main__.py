@@ -18,6 +18,7 @@ from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.contest import measure, missing
 from benchmarks.sweep import RECORD
 from benchmarks.table import today
+from innet_drl.train.errors import TrainingError
 
 COMMANDS = (
     *("adapters", "algorithms", "connections", "fairness", "figures", "gradients", "growth", "hostile", "killed"),
@@ -42,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A module is imported for its own command: some need packages that others do not.
     named = [name for name in (sys.argv[1:] if arguments is None else arguments)[:1] if name in commands]
     chosen = {name: commands[name]() for name in named or sorted(commands)}
-    tyro.extras.subcommand_cli_from_dict(chosen, description=__doc__, args=arguments)
+    try:
+        tyro.extras.subcommand_cli_from_dict(chosen, description=__doc__, args=arguments)
+    except TrainingError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def everything() -> None:

@@ -21,6 +21,8 @@ SETTINGS: dict[Any, object] = {
     "axes.spines.right": False,
 }
 """Settings of matplotlib."""
+PICTURES = (".svg", ".png", ".pdf")
+"""Formats of pictures."""
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 

@@ -5,8 +5,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from innet_drl.train.errors import ConfigurationError
+
+
+def check_output(flag: str, path: Path | None, suffixes: Collection[str] = ()) -> None:
+    """Checks, before anything is measured, that a file can be written at its end.
+
+    Args:
+        flag: Name of the flag, for the message.
+        path: The file; `None` if it is not wanted.
+        suffixes: Allowed ends of its name; any if empty.
+
+    Raises:
+        ConfigurationError: It cannot: the message has the remedy.
+    """
+    if path is None:
+        return
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigurationError(f"{flag} {path}: its name has to end in {', '.join(suffixes)}")
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a directory" if path.is_dir() else f"there is no directory {path.parent}: make it first"
+        raise ConfigurationError(f"{flag} {path}: {reason}")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ConfigurationError(f"{flag} {path}: it may not be written: choose another file")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from innet_drl import train
@@ -29,7 +27,7 @@ from innet_drl.launch.launcher import (
     start_fork_server,
 )
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.observe.cost import EnergyCounters, ProcessorTime, gpu_uuids
+from innet_drl.train.observe.cost import EnergyCounters, OtherPrograms, ProcessorTime, gpu_uuids
 from innet_drl.train.observe.metrics import Metrics, parts
 from innet_drl.train.settings.config import Config
 
@@ -174,7 +172,7 @@ class _Watch(train.Callback):
         self._energy = EnergyCounters(gpu_uuids(gpus) if torch.cuda.is_available() else ())
         self.missing = self._energy.missing
         self._processes, self._learner = ProcessorTime(), time.process_time()
-        self._busy, self._started = busy_seconds(self._threads), time.monotonic()
+        self._others, self._started = OtherPrograms(self._threads), time.monotonic()
 
     def _end(self) -> None:
         assert self._started is not None
@@ -196,7 +194,7 @@ class _Watch(train.Callback):
             gpu=round(statistics.fmean(self._gpu), 4) if self._gpu else None,
             cpu_watts=_watts(energy.cpu, elapsed),
             watts=_watts(joules, elapsed),
-            others=round(max(0.0, busy_seconds(self._threads) - self._busy - whole) / available, 4),
+            others=round(self._others.share(), 4),
             seconds=round(elapsed, 3),
             frames_per_step=int(self._lines[-1]["env_frames"] // max(1, self._lines[-1]["agent_steps"])),
             actor=Role(max(0.0, whole - learner) / elapsed / steps if steps else 0.0, self._shares("actor_time")),
@@ -220,18 +218,6 @@ class _Watch(train.Callback):
 
 def _watts(joules: float | None, seconds: float) -> float | None:
     return None if joules is None else round(joules / seconds, 2)
-
-
-def busy_seconds(threads: Sequence[int]) -> float:
-    """Returns the busy seconds of hardware threads, over all programs.
-
-    If the system does not list all of them, as in some containers, the result is of the whole machine.
-    """
-    # Offline threads are missing in the list, so that its positions are not thread numbers.
-    numbers = re.findall(r"(?m)^cpu(\d+) ", (Path(psutil.PROCFS_PATH) / "stat").read_text())
-    listed = dict(zip(map(int, numbers), psutil.cpu_times(percpu=True), strict=False))
-    counted = [listed[thread] for thread in threads] if listed.keys() >= set(threads) else [psutil.cpu_times()]
-    return float(sum(sum(each) - each.idle - each.iowait for each in counted))
 
 
 def settings_of(config: Config, actors: int, environments: int, seconds: float) -> Config:

@@ -6,6 +6,7 @@ named with the reason.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -219,6 +220,20 @@ class ProcessorTime:
         return sum(seconds for seconds, _ in found)
 
 
+class OtherPrograms:
+    """Share of hardware threads that programs used beside this process and its descendants, since the object was made."""
+
+    def __init__(self, threads: Sequence[int]) -> None:
+        self._threads = threads
+        self._own = ProcessorTime()
+        self._busy, self._started = busy_seconds(threads), time.monotonic()
+
+    def share(self) -> float:
+        """Returns the share: close to 0 on a quiet machine."""
+        available = (time.monotonic() - self._started) * len(self._threads)
+        return max(0.0, busy_seconds(self._threads) - self._busy - self._own.read(fresh=True)) / available
+
+
 class CostMeter:
     """Counts the cost of a run."""
 
@@ -251,6 +266,18 @@ class CostMeter:
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `state` returned."""
         self._earlier_s, self._earlier_joules = state["processor_s"], state["joules"]
+
+
+def busy_seconds(threads: Sequence[int]) -> float:
+    """Returns the busy seconds of hardware threads, over all programs.
+
+    If the system does not list all of them, as in some containers, the result is of the whole machine.
+    """
+    # Offline threads are missing in the list, so that its positions are not thread numbers.
+    numbers = re.findall(r"(?m)^cpu(\d+) ", (Path(psutil.PROCFS_PATH) / "stat").read_text())
+    listed = dict(zip(map(int, numbers), psutil.cpu_times(percpu=True), strict=False))
+    counted = [listed[thread] for thread in threads] if listed.keys() >= set(threads) else [psutil.cpu_times()]
+    return float(sum(sum(each) - each.idle - each.iowait for each in counted))
 
 
 def _use(process: psutil.Process) -> tuple[float, int]:

@@ -1,0 +1,256 @@
+"""Repeated measurements of cases in a changing order, kept in a JSON file that a later run continues."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.report import Line
+from innet_drl.analysis.pictures import PICTURES, can_draw
+from innet_drl.train.files import check_output, replacing
+from innet_drl.train.observe.cost import OtherPrograms
+
+Case = dict[str, Any]
+"""What is measured: names and plain JSON values. The figures of a case have them too."""
+Figure = dict[str, Any]
+"""`what`, `value` and `unit`; of many times also their `count` and `p99` or `largest`."""
+NOISY = 0.05
+"""Share of the cores that other programs may use without a warning."""
+UNSTEADY = 1.25
+"""Ratio of the largest to the smallest value of a figure, above which the tables warn."""
+COUNT_OF_P99 = 100
+"""Fewest values whose 99th percentile is not their largest."""
+
+
+@dataclass(frozen=True)
+class RepeatFlags:
+    """Repeats of each case, and files."""
+
+    repeats: int = 3
+    """Measurements of each case, each time in another order. Tables have their median, smallest and largest value."""
+    seed: int = 0
+    """Seed of the order."""
+    json: Path | None = None
+    """File of all measurements and their medians; `COMMAND.json` by default. If it exists, the missing ones are added."""
+    csv: Path | None = None
+    """File of all measurements as a table, a figure a row."""
+    plot: Path | None = None
+    """Picture, .svg, .png or .pdf; needs matplotlib."""
+
+
+def figure(what: str, value: float, unit: str, **more: Any) -> Figure:
+    """Returns a figure of one measurement."""
+    return {"what": what, "value": float(f"{value:.5g}"), "unit": unit, **more}
+
+
+def times(what: str, milliseconds: Sequence[float], **more: Any) -> Figure:
+    """Returns the median of times in ms, with their 99th percentile, or the largest of fewer than 100."""
+    enough = len(milliseconds) >= COUNT_OF_P99
+    tail = float(np.percentile(milliseconds, 99) if enough else max(milliseconds))
+    named = {"p99" if enough else "largest": float(f"{tail:.5g}")}
+    return figure(what, statistics.median(milliseconds), "ms", **named, count=len(milliseconds), **more)
+
+
+class Measurements:
+    """Measurements of one command.
+
+    Args:
+        command: Name of the command.
+        flags: Its flags. Those that say what is measured have to equal the file's.
+        cases: All cases.
+    """
+
+    def __init__(self, command: str, flags: RepeatFlags, cases: Sequence[Case]) -> None:
+        if flags.repeats < 1:
+            raise SystemExit(f"--repeats {flags.repeats}: at least 1")
+        self.path = flags.json or Path(f"{command}.json")
+        check_output("--json", self.path)
+        check_output("--csv", flags.csv)
+        check_output("--plot", flags.plot, PICTURES)
+        if flags.plot and not can_draw():
+            raise SystemExit("--plot: matplotlib is not installed (pip install 'innet-drl[bench]')")
+        self._flags, self._cases = flags, cases
+        kept = set(map(_name, dataclasses.fields(RepeatFlags))) - {"seed"}
+        of_flags = {name: value for name, value in dataclasses.asdict(flags).items() if name not in kept}
+        self._about = {
+            "command": command,
+            "flags": json.loads(json.dumps(of_flags, default=str)),
+            "machine": report.machine(),
+        }
+        self._measured: list[dict[str, Any]] = self._read() if self.path.exists() else []
+
+    @property
+    def planned(self) -> int:
+        """All measurements."""
+        return len(self._cases) * self._flags.repeats
+
+    def missing(self, **values: Any) -> Iterator[tuple[Case, int]]:
+        """Yields each case with these values, with the number of a repeat that is not measured yet.
+
+        The order of the cases differs between repeats.
+        """
+        chosen = [case for case in self._cases if values.items() <= case.items()]
+        done = {(_key(each["case"]), each["repeat"]) for each in self._measured}
+        for repeat in range(self._flags.repeats):
+            order = random.Random(f"{self._flags.seed} {repeat}").sample(chosen, len(chosen))
+            yield from ((case, repeat) for case in order if (_key(case), repeat) not in done)
+
+    @contextlib.contextmanager
+    def measurement(self, case: Case, repeat: int) -> Iterator[list[Figure]]:
+        """Yields a list for the figures of one measurement, which is kept unless the context raises."""
+        at = f"{len(self._measured) + 1} of {self.planned}"
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in case.items() if value is not None)
+        print(f"{at}: {told}", file=sys.stderr, flush=True)
+        figures: list[Figure] = []
+        others = OtherPrograms(sorted(os.sched_getaffinity(0)))
+        yield figures
+        measured = {"case": case, "repeat": repeat, "others": round(others.share(), 4), "figures": figures}
+        self._measured.append(measured)
+        self._write()
+
+    def lines(self) -> list[Line]:
+        """Returns each figure of each case: the median of its repeats, `low`, `high` and their number `n`."""
+        found: dict[str, list[tuple[Case, Figure]]] = {}
+        for each in self._measured:
+            for one in each["figures"]:
+                found.setdefault(_key({**each["case"], "what": one["what"]}), []).append((each["case"], one))
+        # In the order of the cases: that of the measurements changes.
+        place = {_key(case): number for number, case in enumerate(self._cases)}
+        ordered = sorted(found.values(), key=lambda repeats: place[_key(repeats[0][0])])
+        return [{**repeats[0][0], **_median([one for _, one in repeats])} for repeats in ordered]
+
+    def finish(self, tables: Callable[[list[Line]], str], draw: Callable[[list[Line], Path], None] | None) -> None:
+        """Prints the tables of what was measured, and writes the files."""
+        lines = self.lines()
+        if not lines:
+            return
+        print(tables(lines))
+        print("\n".join(self._notes(lines)))
+        self._write()
+        written = [self.path]
+        if self._flags.csv:
+            self._write_csv(self._flags.csv)
+            written.append(self._flags.csv)
+        if self._flags.plot and draw:
+            draw(lines, self._flags.plot)
+            written.append(self._flags.plot)
+        print(f"{len(self._measured)} of {self.planned} measurements: {', '.join(map(str, written))}")
+        if len(self._measured) < self.planned:
+            print("the same command measures the others")
+
+    def _notes(self, lines: list[Line]) -> Iterator[str]:
+        """Says what the cells are, and what may have disturbed them."""
+        most = max(each["others"] for each in self._measured)
+        yield (
+            f"Medians of up to {self._flags.repeats} measurements (smallest to largest). Other programs used up to "
+            f"{most:.0%} of the cores{': end them, and measure again into another file' if most > NOISY else ''}."
+        )
+        unsteady = sum(line["low"] > 0 and line["high"] / line["low"] > UNSTEADY for line in lines)
+        if unsteady:
+            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {self._flags.repeats + 2} or more."
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Reads the file of an earlier run.
+
+        Raises:
+            SystemExit: It is of another command, other flags, another commit or machine.
+        """
+        other = "choose another file with --json"
+        try:
+            kept = json.loads(self.path.read_text())
+            measured: list[dict[str, Any]] = kept["measurements"]
+            told = {name: kept[name] for name in self._about}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"{self.path} is no file of measurements ({error}): {other}") from None
+        for what, now in self._about.items():
+            if (differs := _difference(told[what], now)) is not None:
+                raise SystemExit(f"{self.path} has measurements of {what if what == 'command' else ''} {differs}: {other}")
+        return measured
+
+    def _write(self) -> None:
+        with replacing(self.path) as file:
+            file.write_text(json.dumps({**self._about, "medians": self.lines(), "measurements": self._measured}, indent=1))
+
+    def _write_csv(self, path: Path) -> None:
+        rows = [
+            {**each["case"], "repeat": each["repeat"], "others": each["others"], **one}
+            for each in self._measured
+            for one in each["figures"]
+        ]
+        with replacing(path) as file, file.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+@contextlib.contextmanager
+def measurements(
+    command: str,
+    flags: RepeatFlags,
+    cases: Sequence[Case],
+    tables: Callable[[list[Line]], str],
+    draw: Callable[[list[Line], Path], None] | None = None,
+) -> Iterator[Measurements]:
+    """Yields the measurements of a command, and finishes them, also when Ctrl-C, SIGTERM or a failure ends it."""
+    kept = Measurements(command, flags, cases)
+    try:
+        yield kept
+    finally:
+        kept.finish(tables, draw)
+
+
+def cell(line: Line, form: str = ",.1f") -> str:
+    """Returns a median with its smallest and largest value: `12.0 (11.5-12.6)`."""
+    value, low, high = (format(line[name], form) for name in ("value", "low", "high"))
+    return value if line["n"] == 1 else f"{value} ({low}-{high})"
+
+
+def tail(line: Line, form: str = ",.1f") -> str:
+    """Returns the largest value of times, or their 99th percentile, with its name."""
+    name = "p99" if "p99" in line else "largest"
+    return f"{name} {line[name]:{form}}"
+
+
+def _median(repeats: list[Figure]) -> Line:
+    """The line of a figure's repeats."""
+    values = [each["value"] for each in repeats]
+    line = repeats[0] | {"value": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}
+    tails = {name: [each[name] for each in repeats if name in each] for name in ("p99", "largest")}
+    for name, found in tails.items():
+        line.pop(name, None)
+        if found and (name == "largest" or len(found) == len(repeats)):
+            line[name] = statistics.median(found) if name == "p99" else max(found)
+    if "count" in line:
+        line["count"] = sum(each["count"] for each in repeats)
+    return line
+
+
+def _difference(kept: Any, now: Any) -> str | None:
+    """The first difference of two values or mappings, in words."""
+    if not isinstance(now, Mapping):
+        return None if kept == now else f"{kept} (now {now})"
+    for name in dict.fromkeys((*kept, *now)):
+        if kept.get(name) != now.get(name):
+            return f"{name.replace('_', '-')} {kept.get(name)} (now {now.get(name)})"
+    return None
+
+
+def _key(case: Case) -> str:
+    return json.dumps(case, sort_keys=True)
+
+
+def _name(field: Any) -> str:
+    return str(field.name)
