@@ -11,8 +11,9 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
@@ -55,7 +56,8 @@ class Crew:
         """Calls `role(*arguments, pipe)` in a new process, and returns the other end of the pipe."""
         pipe, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_run, args=(role, arguments, theirs), daemon=True)
-        process.start()
+        with _uninterrupted():
+            process.start()
         # With this copy closed, the end of the process closes the pipe.
         theirs.close()
         self._running.append(pipe)
@@ -94,9 +96,26 @@ class Crew:
                 raise SystemExit(message.failure)
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Postpones Ctrl-C and SIGTERM. Processes that start in the context never get Ctrl-C: the command ends them."""
+    received: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in ends}
+    # Its own start would unblock Ctrl-C.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for each in received:
+            signal.raise_signal(each)
+
+
 def _run(role: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
-    # The command handles Ctrl-C, and ends its processes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure = None
     try:
         role(*arguments, pipe)

@@ -44,7 +44,7 @@ class RepeatFlags:
     seed: int = 0
     """Seed of the order."""
     json: Path | None = None
-    """File of all measurements and their medians; `COMMAND.json` by default. If it exists, the missing ones are added."""
+    """File of all measurements and their medians; `COMMAND.json` by default. An existing one gets the missing ones."""
     csv: Path | None = None
     """File of all measurements as a table, a figure a row."""
     plot: Path | None = None
@@ -94,8 +94,8 @@ class Measurements:
 
     @property
     def planned(self) -> int:
-        """All measurements."""
-        return len(self._cases) * self._flags.repeats
+        """Number of all measurements, with those of an earlier run."""
+        return len(self._measured) + sum(1 for _ in self.missing())
 
     def missing(self, **values: Any) -> Iterator[tuple[Case, int]]:
         """Yields each case with these values, with the number of a repeat that is not measured yet.
@@ -129,7 +129,7 @@ class Measurements:
                 found.setdefault(_key({**each["case"], "what": one["what"]}), []).append((each["case"], one))
         # In the order of the cases: that of the measurements changes.
         place = {_key(case): number for number, case in enumerate(self._cases)}
-        ordered = sorted(found.values(), key=lambda repeats: place[_key(repeats[0][0])])
+        ordered = sorted(found.values(), key=lambda repeats: place.get(_key(repeats[0][0]), len(place)))
         return [{**repeats[0][0], **_median([one for _, one in repeats])} for repeats in ordered]
 
     def finish(self, tables: Callable[[list[Line]], str], draw: Callable[[list[Line], Path], None] | None) -> None:
@@ -160,7 +160,8 @@ class Measurements:
         )
         unsteady = sum(line["low"] > 0 and line["high"] / line["low"] > UNSTEADY for line in lines)
         if unsteady:
-            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {self._flags.repeats + 2} or more."
+            more = self._flags.repeats + 2
+            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {more} or more."
 
     def _read(self) -> list[dict[str, Any]]:
         """Reads the file of an earlier run.
@@ -177,12 +178,14 @@ class Measurements:
             raise SystemExit(f"{self.path} is no file of measurements ({error}): {other}") from None
         for what, now in self._about.items():
             if (differs := _difference(told[what], now)) is not None:
-                raise SystemExit(f"{self.path} has measurements of {what if what == 'command' else ''} {differs}: {other}")
+                named = "command " if what == "command" else ""
+                raise SystemExit(f"{self.path} has measurements of {named}{differs}: {other}")
         return measured
 
     def _write(self) -> None:
+        told = {**self._about, "medians": self.lines(), "measurements": self._measured}
         with replacing(self.path) as file:
-            file.write_text(json.dumps({**self._about, "medians": self.lines(), "measurements": self._measured}, indent=1))
+            file.write_text(json.dumps(told, indent=1))
 
     def _write_csv(self, path: Path) -> None:
         rows = [

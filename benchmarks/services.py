@@ -78,7 +78,8 @@ def start_redis(port: int, *options: str) -> subprocess.Popen[bytes]:
         AssertionError: It has ended.
     """
     flags = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]
-    process = subprocess.Popen(["redis-server", *flags, *options], stdout=subprocess.DEVNULL)
+    # Ctrl-C is the command's alone, which ends Redis.
+    process = subprocess.Popen(["redis-server", *flags, *options], stdout=subprocess.DEVNULL, start_new_session=True)
     wait_for(("127.0.0.1", port), process)
     return process
 
@@ -122,7 +123,8 @@ def serving(listen: str, *flags: str, namespace: str | None = None) -> Iterator[
     Raises:
         AssertionError: The server did not start, and printed why.
     """
-    with Server(listen, "--log-level=error", *flags, inside=within(namespace)) as server:
+    # Ctrl-C is the command's alone, which ends the server.
+    with Server(listen, "--log-level=error", *flags, inside=["setsid", *within(namespace)]) as server:
         yield server
         # A killed DPDK leaves its files.
         server.send(signal.SIGTERM)

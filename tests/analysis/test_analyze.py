@@ -15,9 +15,9 @@ import pytest
 
 from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import can_draw
-from innet_drl.train.observe.cost import busy_seconds
 from innet_drl.analysis.sweep.ratio import lists_of
 from innet_drl.cli import main
+from innet_drl.train.observe.cost import busy_seconds
 from innet_drl.train.settings.config import preset
 from innet_drl.train.settings.machine import cores
 
