@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import shutil
 import signal
 import subprocess
 import sys
+
+if __name__ == "__main__":
+    # Ctrl-C and SIGTERM raise SystemExit, so that every `finally` ends its child processes. Imports take seconds.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import tyro
 
 from benchmarks import recording, report
@@ -21,7 +29,7 @@ from benchmarks.table import today
 from innet_drl.train.errors import TrainingError
 
 COMMANDS = (
-    *("adapters", "algorithms", "connections", "fairness", "figures", "gradients", "growth", "hostile", "killed"),
+    *("adapters", "algorithms", "connections", "fairness", "gradients", "growth", "hostile", "killed"),
     *("learning", "paper", "rows", "service_times", "shards", "soak", "supervised", "sweep", "table"),
 )
 """Commands that are not in the catalogue. Each is a function in the module of its name, or in that of `MODULES`."""
@@ -34,8 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: With the reason, if a flag is unusable or something cannot be measured.
     """
-    # SIGTERM raises SystemExit, so that every `finally` ends its child processes.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[[], Callable[..., Any]]] = {"all": lambda: everything}
     commands |= {each.name: functools.partial(_benchmark, each) for each in BENCHMARKS}
@@ -104,4 +110,10 @@ def _benchmark(benchmark: Benchmark) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        # A signal may have come between the start of a process and the context that ends it.
+        for each in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.terminate()

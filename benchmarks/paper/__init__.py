@@ -3,7 +3,7 @@
 | file | subject |
 | --- | --- |
 | `evaluation` | the command |
-| `settings`, `scene` | systems, sizes and recorded frames |
+| `cases` | flags, systems, formats, sizes and cases |
 | `systems`, `roles` | connections of actors and learner in each system; their processes and clocks |
 | `figures` | tables and picture |
 """

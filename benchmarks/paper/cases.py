@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.repeated import Case, RepeatFlags
 from benchmarks.services import NetworkStack
 from benchmarks.tasks import PARAMETERS
 from innet_drl.redis.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
@@ -18,17 +21,17 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.memory import memory_settings
 from innet_drl.train.settings.config import Config
 
-STREAMS = 8
-"""Environments of an actor: 25 steps of each are a push."""
+STEPS = 25
+"""Steps of each environment in a push: an actor has 8 environments for the paper's 200 transitions."""
+LARGEST_PUSH = 400
+"""Transitions of the largest push: the recording has 16 environments."""
 BATCH = 512
 """Transitions of the learner's batch."""
 CAPACITY = 4_000
 """Capacity of a replay in transitions: 0.9 GB in the paper's format. Sampling from a million takes as long."""
-PARAMETERS_EVERY = 50
-"""Updates between two versions of the parameters over an emulated link. In the paper's cases each update has one."""
 
 SYSTEMS = {
-    "redis": "Redis on kernel TCP",
+    "redis": "Redis",
     "shared": "in-network shared memory",
     "sampling": "in-network sampling",
     "ahead": "in-network sampling, sampled ahead",
@@ -37,7 +40,7 @@ SYSTEMS = {
 """The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
 samples; optimization 2 with prefetching; and this with the server beside the actors instead of in the middle of the
 link, which needs a delay."""
-FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
+FORMATS = {"stacks": "The paper's format (float32 stacks)", "frames": "Our format (each frame once, packed)"}
 
 SPEC = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
 
@@ -46,6 +49,8 @@ DEFAULTS: Mapping[str, Any] = {
     "systems": ("redis", "shared", "sampling", "ahead"),
     "stacks": ("kernel", "kernel-spin", "fstack"),
     "formats": ("stacks", "frames"),
+    "push_transitions": (TRANSITIONS,),
+    "parameters_every": (1,),
     "actor_ms": 800.0,
     "update_ms": 500.0,
 }
@@ -55,6 +60,8 @@ DELAYED_DEFAULTS: Mapping[str, Any] = {
     "systems": ("redis", "sampling", "ahead", "edge"),
     "stacks": ("kernel",),
     "formats": ("frames",),
+    "push_transitions": (TRANSITIONS,),
+    "parameters_every": (50,),
     "actor_ms": 100.0,
     "update_ms": 10.0,
 }
@@ -62,11 +69,16 @@ DELAYED_DEFAULTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class PaperFlags:
+class PaperFlags(RepeatFlags):
     """The evaluation of Furukawa and Matsutani (2022): a Redis beside a shared memory and a replay in the network."""
 
     actors: tuple[int, ...] = ()
-    """Numbers of actors: 1 2 4 8 by default, with --delay-ms 2."""
+    """Numbers of actors: 1 2 4 8 by default; 2 with --delay-ms, and with several values of the next two flags."""
+    push_transitions: tuple[int, ...] = ()
+    """Sizes of a push in transitions, for example `50 100 200 400`: 200 by default. Multiples of 25."""
+    parameters_every: tuple[int, ...] = ()
+    """Updates between two versions of the parameters, and pushes between two pulls of an actor, for example `1 4 16`: 1
+    by default, with --delay-ms 50."""
     systems: tuple[Literal["redis", "shared", "sampling", "ahead", "edge"], ...] = ()
     """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
     sampling (optimization 2), `ahead` in-network sampling of the next batches while the learner trains. With --delay-ms
@@ -82,7 +94,7 @@ class PaperFlags:
     link_mbit: float = 0.0
     """Rate of the emulated link in Mbit/s; 0 has no limit."""
     seconds: float = 10.0
-    """Duration of each case."""
+    """Duration of each measurement."""
     actor_ms: float | None = None
     """Simulated computing time of an actor for one push of 200 transitions: 800 by default, with --delay-ms 100."""
     update_ms: float | None = None
@@ -108,12 +120,22 @@ class PaperFlags:
         Raises:
             SystemExit: A flag is unusable.
         """
-        defaults = DELAYED_DEFAULTS if self.delay_ms else DEFAULTS
+        swept = max(len(self.push_transitions), len(self.parameters_every)) > 1
+        defaults = DELAYED_DEFAULTS if self.delay_ms else {**DEFAULTS, **({"actors": (2,)} if swept else {})}
         given = {name: value for name in defaults if (value := getattr(self, name)) not in (None, ())}
-        flags: PaperFlags = dataclasses.replace(self, **{**defaults, **given})
+        flags: Any = dataclasses.replace(self, **{**defaults, **given})
         if min(flags.actors) < 1:
             raise SystemExit("--actors: numbers of at least 1")
-        if min(flags.delay_ms, default=0) < 0 or not np.isfinite(flags.delay_ms).all():
+        if any(each % STEPS or not 0 < each <= LARGEST_PUSH for each in flags.push_transitions):
+            raise SystemExit(f"--push-transitions: multiples of {STEPS}, up to {LARGEST_PUSH}")
+        if min(flags.parameters_every) < 1:
+            raise SystemExit("--parameters-every: numbers of at least 1")
+        if not all(0 < each < math.inf for each in (flags.seconds, flags.actor_ms, flags.update_ms)):
+            raise SystemExit("--seconds, --actor-ms and --update-ms: numbers above 0")
+        push_s = 1e-3 * flags.actor_ms * max(flags.push_transitions) / TRANSITIONS
+        if (needed := push_s * max(self.parameters_every, default=0)) > flags.seconds:
+            raise SystemExit(f"--seconds {flags.seconds:g}: --parameters-every needs at least {needed:g} for a pull")
+        if not all(0 <= each < math.inf for each in flags.delay_ms):
             raise SystemExit("--delay-ms: numbers of at least 0, such as 0.05 5 20")
         if flags.link_mbit < 0 or (flags.link_mbit and not flags.delay_ms):
             raise SystemExit(f"--link-mbit {flags.link_mbit:g}: it is above 0, or 0 for no limit, beside --delay-ms")
@@ -121,56 +143,78 @@ class PaperFlags:
             raise SystemExit("--systems edge: it belongs beside --delay-ms")
         return flags
 
+    def cases(self, systems: Collection[str], stacks: Collection[NetworkStack]) -> list[Case]:
+        """Returns the cases of complete flags: Redis on its own stack, our systems on each of these."""
+        redis = [NetworkStack(self.redis_stack, self.redis_link)]
+        swept = ("actors", "push_transitions", "parameters_every")
+        values = {"system": systems, "format": self.formats, **{name: getattr(self, name) for name in swept}}
+        values["delay_ms"] = self.delay_ms or (None,)
+        return [
+            {**case, "stack": stack.name, "link": stack.link if case["delay_ms"] is None else "relay"}
+            for each in itertools.product(*map(dict.fromkeys, values.values()))
+            for case in [dict(zip(values, each, strict=True))]
+            for stack in (redis if case["system"] == "redis" else stacks)
+        ]
+
 
 @dataclass(frozen=True)
-class Case:
-    """One measurement: a system on a network stack, with a format and a number of actors."""
+class Workload:
+    """What the processes of one measurement do."""
 
-    system: str
     stack: NetworkStack
-    format: str
-    actors: int
     seconds: float
     """Duration of the measurement."""
     actor_ms: float
     """Simulated computing time of one push."""
     update_ms: float
     """Simulated computing time of one update."""
-    delay_ms: float | None = None
-    """One-way delay between actors and learner; `None` for no emulated link."""
-    link_mbit: float = 0.0
+    link_mbit: float
     """Rate of the emulated link; 0 has no limit."""
+    system: str
+    format: str
+    actors: int
+    push_transitions: int
+    """Transitions of a push."""
+    parameters_every: int
+    """Updates between publications of the learner, and pushes between pulls of an actor."""
+    delay_ms: float | None
+    """One-way delay between actors and learner; `None` for no emulated link."""
 
     @property
-    def parameters_every(self) -> int:
-        """Updates between publications of the learner, and pushes between pulls of an actor."""
-        return 1 if self.delay_ms is None else PARAMETERS_EVERY
+    def streams(self) -> int:
+        """Environments of an actor."""
+        return self.push_transitions // STEPS
 
     @property
     def warm_up(self) -> int:
         """Pushes of each actor before the measurement, which fill the replay with more than two batches."""
-        return -(-2 * BATCH // (TRANSITIONS * self.actors)) + 1
+        return -(-2 * BATCH // (self.push_transitions * self.actors)) + 1
+
+    @property
+    def most_waiting(self) -> int:
+        """Pushes that may wait for the learner, which it pulls at once: 200 transitions of each actor."""
+        return self.actors * max(1, TRANSITIONS // self.push_transitions)
 
     def messages(self) -> MessageFormat:
-        """The format of the case's messages."""
+        """The format of messages."""
         config = Config(
             environment="atari/breakout",
             stack=SPEC.stack,
-            environments=STREAMS,
+            environments=self.streams,
             n_step=3,
             capacity=CAPACITY,
             min_size=2 * BATCH,
             batch_size=BATCH,
-            chunk_steps=TRANSITIONS // STREAMS,
+            chunk_steps=STEPS,
             max_bytes=8 << 30,
             # Tables of serial runs have no rate limiter, which would delay pushes and samples.
             serial=True,
         )
         settings = memory_settings(config, SPEC, "replay", {})
         if self.format == "frames":
-            return FrameFormat(settings)
+            return FrameFormat(settings, self.push_transitions)
         # As in the paper, messages and memory are uncompressed.
-        return StackFormat(settings, codec="none")
+        return StackFormat(settings, self.push_transitions, codec="none")
 
 
 def parameters() -> dict[str, NDArray[np.float32]]:

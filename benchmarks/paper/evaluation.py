@@ -1,38 +1,35 @@
-"""`python -m benchmarks paper`: measures every system, and prints a line for each figure.
-
-`docs/explanation/paper.md` defines the figures.
-"""
+"""`python -m benchmarks paper`: measures every system. `docs/explanation/paper.md` defines the figures."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
 
 import innet_drl as innet
-from benchmarks import recording, report, services
-from benchmarks.paper.cases import Case, PaperFlags
+from benchmarks import report, services
+from benchmarks.paper.cases import PaperFlags, Workload
+from benchmarks.paper.figures import draw, tables
 from benchmarks.paper.roles import Laps, Measured, measure
+from benchmarks.repeated import Figure, figure, measurements, times
 from benchmarks.services import KERNEL, SPINNING, NetworkStack
 from innet_drl._core import fstack_release
 from innet_drl.redis.messages import TRANSITIONS
 
 LATENCY_LAPS = {
-    "actor push": ("actors", ("push",)),
-    "actor pull": ("actors", ("pull",)),
-    "learner set": ("learner", ("set",)),
-    "learner sampling": ("learner", ("sample",)),
-    "learner sampling: pull": ("learner", ("sample: pull",)),
-    "learner sampling: store": ("learner", ("sample: store",)),
-    "learner sampling: sample": ("learner", ("sample: sample",)),
-    "learner priorities": ("learner", ("priorities",)),
+    "actor push": ("actors", "push"),
+    "actor pull": ("actors", "pull"),
+    "learner set": ("learner", "set"),
+    "learner sampling": ("learner", "sample"),
+    "learner sampling: pull": ("learner", "sample: pull"),
+    "learner sampling: store": ("learner", "sample: store"),
+    "learner sampling: sample": ("learner", "sample: sample"),
+    "learner priorities": ("learner", "priorities"),
 }
-"""Latencies: the role and the laps of each."""
+"""Latencies: the role and the lap of each."""
 TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
     "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
@@ -47,32 +44,32 @@ def paper(given: Annotated[PaperFlags, tyro.conf.arg(name="")]) -> None:
         SystemExit: A flag is unusable, or a case cannot be measured.
     """
     flags = given.complete()
-    systems, stacks = list(flags.systems), list(_stacks(flags))
+    systems, stacks = list(flags.systems), {each.name: each for each in _stacks(flags)}
     if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
         _left_out("redis", reason)
         systems.remove("redis")
-    if not systems or (not stacks and systems != ["redis"]):
-        raise SystemExit("nothing is left to measure")
-    report.shared_cores(f"up to {max(flags.actors)} actors, the learner and the server")
-    recording.record()
-    redis = [NetworkStack(flags.redis_stack, flags.redis_link)]
-    for format_name, actors, delay, system in itertools.product(
-        flags.formats, flags.actors, flags.delay_ms or [None], systems
-    ):
-        for stack in redis if system == "redis" else list(stacks):
-            times = (flags.seconds, flags.actor_ms, flags.update_ms)
-            case = Case(system, stack, format_name, actors, *times, delay, flags.link_mbit)
-            try:
-                with _server(case, flags.redis) as (address, version):
-                    measured = measure(case, address)
-            except AssertionError:
-                if stack.name != "fstack" or system == "redis":
-                    raise
-                # F-Stack is optional: the other cases are measured without it.
-                _left_out("fstack", "its server did not start, see its message above")
-                stacks.remove(stack)
+    cases = flags.cases(systems, stacks.values())
+    with measurements("paper", flags, cases, tables, draw) as kept:
+        report.shared_cores(f"up to {max(flags.actors)} actors, the learner and the server")
+        failed: set[str] = set()
+        for case, repeat in kept.missing():
+            server = "redis" if case["system"] == "redis" else case["stack"]
+            if server in failed:
                 continue
-            _report(case, measured, version)
+            own = {name: value for name, value in case.items() if name not in ("stack", "link")}
+            actor_ms = flags.actor_ms * case["push_transitions"] / TRANSITIONS
+            # Clients of Redis have connections of their own.
+            stack = stacks.get(server, KERNEL)
+            work = Workload(stack, flags.seconds, actor_ms, flags.update_ms, flags.link_mbit, **own)
+            try:
+                with kept.measurement(case, repeat) as figures, _server(work, flags.redis) as (address, version):
+                    figures += [{**each, "version": version} for each in _figures(work, measure(work, address))]
+            except AssertionError:
+                # The other cases are measured without it.
+                _left_out(server, "its server did not start, see its message above")
+                failed.add(server)
+        if not kept.lines():
+            raise SystemExit("nothing is left to measure")
 
 
 def _left_out(name: str, reason: str) -> None:
@@ -100,49 +97,52 @@ def _stacks(flags: Any) -> Iterator[NetworkStack]:
 
 
 @contextlib.contextmanager
-def _server(case: Case, redis: str | None) -> Iterator[tuple[str, str]]:
-    """Yields the address of a case's server and its release."""
-    if case.system == "redis":
+def _server(work: Workload, redis: str | None) -> Iterator[tuple[str, str]]:
+    """Yields the server's address and release."""
+    if work.system == "redis":
         with services.redis(redis) as (address, release):
             yield address, f"Redis {release}"
     else:
-        beside = f", F-Stack {fstack_release}" if case.stack.name == "fstack" else ""
-        with services.ours(case.stack) as server:
+        beside = f", F-Stack {fstack_release}" if work.stack.name == "fstack" else ""
+        with services.ours(work.stack) as server:
             yield server.address, f"innet-drl {innet.__version__}{beside}"
 
 
-def _report(case: Case, measured: Measured, version: str) -> None:
-    """Prints the figures of one case."""
+def _figures(work: Workload, measured: Measured) -> Iterator[Figure]:
+    """Yields the figures of one measurement."""
     laps: dict[str, list[Laps]] = {"actors": measured.actors, "learner": [measured.learner]}
-    about: dict[str, Any] = {"stack": case.stack.name, "link": case.stack.link}
-    about |= {"format": case.format, "actors": case.actors, "version": version}
-    if case.delay_ms is not None:
-        about |= {"link": "relay", "delay_ms": case.delay_ms}
 
-    def line(what: str, value: float, unit: str, **more: Any) -> None:
-        report.line("paper", case.system, value, unit, what=what, **about, **more)
-
-    def gather(role: str, names: tuple[str, ...]) -> list[float]:
+    def gather(role: str, *names: str) -> list[float]:
         return [time for each in laps[role] for name in names for time in each.get(name, [])]
 
-    for what, (role, names) in LATENCY_LAPS.items():
-        if times := gather(role, names):
-            p50, p99 = np.percentile(times, (50, 99))
-            line(what, p50, "ms", p99_ms=round(float(p99), 3), count=len(times))
+    for what, (role, name) in LATENCY_LAPS.items():
+        if found := gather(role, name):
+            yield times(what, found)
     # The rate of an actor is over its own time, as actors start one after the other.
     rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
-    line("pushes", rate, "pushes/s", ideal=round(1e3 * case.actors / case.actor_ms, 3))
-    line("experiences", rate * TRANSITIONS, "transitions/s")
-    learner_seconds = 1e-3 * sum(sum(measured.learner[name]) for name in ("sample", "train", "priorities", "set"))
-    line("updates", len(measured.learner["train"]) / learner_seconds, "updates/s")
+    ideal = 1e3 * work.actors / work.actor_ms
+    yield figure("pushes", rate, "pushes/s", ideal=ideal)
+    yield figure("experiences", rate * work.push_transitions, "transitions/s", ideal=ideal * work.push_transitions)
+    pulls = [_pulls_per_s(each, work.parameters_every) for each in measured.actors]
+    if all(pulls):
+        yield figure("pulls", sum(pulls), "pulls/s", ideal=ideal / work.parameters_every)
+    learner_ms = sum(gather("learner", "sample", "train", "priorities", "set"))
+    yield figure("updates", 1e3 * len(measured.learner["train"]) / learner_ms, "updates/s")
     for role, each in measured.bytes_per_s.items():
-        line(f"{role}: link", 1e-6 * each, "MB/s")
+        yield figure(f"{role}: link", 1e-6 * each, "MB/s")
     communication, all_of_it = 0.0, 0.0
     for role, parts in TIME_SHARES.items():
-        seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}
-        total = sum(seconds.values())
-        for name, value in seconds.items():
-            line(f"{role}: {name}", value / total, "share")
-        communication += total - next(iter(seconds.values()))
+        spent = {name: sum(gather(role, *names)) / len(laps[role]) for name, names in parts.items()}
+        total = sum(spent.values())
+        for name, value in spent.items():
+            yield figure(f"{role}: {name}", value / total, "share")
+        communication += total - next(iter(spent.values()))
         all_of_it += total
-    line("communication", communication / all_of_it, "share")
+    yield figure("communication", communication / all_of_it, "share")
+
+
+def _pulls_per_s(laps: Laps, every: int) -> float:
+    """Pulls a second of one actor, over whole periods: a part of one would count as none or as a whole one."""
+    periods = len(laps["push"]) // every
+    counts = {"pull": periods, "compute": periods * every, "push": periods * every}
+    return 1e3 * periods / sum(sum(laps[name][:count]) for name, count in counts.items()) if periods else 0.0

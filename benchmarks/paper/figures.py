@@ -1,32 +1,51 @@
-"""Tables and picture of `python -m benchmarks paper`, over the number of actors or the delay of an emulated link."""
+"""Tables and picture of `python -m benchmarks paper`, over one varied setting: actors, delay, push or period."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.paper.cases import FORMATS, SYSTEMS
-from benchmarks.report import Line as Row
-from benchmarks.report import markdown
+from benchmarks.repeated import cell, tail
+from benchmarks.report import Line, markdown
 from innet_drl.analysis import pictures
 
-LATENCIES = {
-    "actor push": "actor push",
-    "actor pull": "actor pull (parameters)",
-    "learner set": "learner set (parameters)",
-    "learner sampling": "learner sampling",
-}
 SHARES = ("actors: compute", "actors: pull", "actors: push", "learner: train", "learner: sample", "learner: set")
-DELAYED = {
-    "updates": "learner: updates a second",
-    "experiences": "experiences a second",
-    "learner: link": "MB a second over the learner's link",
-    "actors: link": "MB a second over the actors' link",
+FIGURES = {
+    "actor push": ("actor push", "ms", ",.2f"),
+    "actor pull": ("actor pull (parameters)", "ms", ",.2f"),
+    "learner set": ("learner set (parameters)", "ms", ",.2f"),
+    "learner sampling": ("learner sampling", "ms", ",.2f"),
+    "pushes": ("pushes of all actors", "a second", ",.2f"),
+    "pulls": ("pulls of all actors", "a second", ",.2f"),
+    "experiences": ("experiences", "transitions a second", ",.0f"),
+    "communication": ("communication", "share of the time", ".1%"),
+    "updates": ("learner: updates", "a second", ",.2f"),
+    "learner: link": ("learner's link", "MB a second", ",.2f"),
+    "actors: link": ("actors' link", "MB a second", ",.2f"),
+    **{what: (what.replace(":", ","), "share of the time", ".1%") for what in SHARES},
 }
-"""Figures over the delay."""
+"""Titles, units and forms."""
+RATES = ("pushes", "pulls", "experiences", "communication")
+LATENCIES = ("actor push", "actor pull", "learner set", "learner sampling")
+PANELS = {
+    "delay_ms": ("updates", "experiences", "learner: link", "actors: link"),
+    "push_transitions": (*RATES, "actor push", "learner sampling"),
+    "parameters_every": (*RATES, "actor pull", "learner set"),
+    "actors": (*LATENCIES, *RATES),
+}
+"""Figures over each setting."""
+SETTINGS = {
+    "delay_ms": "one-way delay, ms",
+    "push_transitions": "transitions of a push",
+    "parameters_every": "pushes a pull, updates a set",
+    "actors": "actors",
+}
 COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9", "ahead": "#2f9e77", "edge": "#8a5cb8"}
-HATCHES = {"kernel": "", "kernel-spin": "//", "fstack": "xx"}
+MARKS = {"kernel": "o", "kernel-spin": "s", "fstack": "^"}
 PARTS = {
     **dict.fromkeys(("compute", "train"), "#dddddd"),
     "pull": "#7fb2e5",
@@ -34,177 +53,153 @@ PARTS = {
     "push": "#d98c3f",
     "set": "#8a5cb8",
 }
-Line = tuple[str, str]
-"""System and stack."""
+WIDTH, PANEL, BAR, MARGIN = 7.2, 1.9, 0.15, 1.9
+"""Inches: the width of a picture, whose text is readable on a page of 700 pixels; the heights of a panel, a bar, and
+titles with the legend."""
 
 
-def tables(rows: list[Row]) -> str:
+def tables(lines: list[Line]) -> str:
     """Returns the figures as Markdown."""
-    parts = []
-    if "delay_ms" in rows[0]:
-        for heading, of_case in _by_format(rows, "actors"):
-            parts.append(f"### {heading}\n")
-            parts += [_table(of_case, what, title, _rate, "{:g} ms", "delay_ms") for what, title in DELAYED.items()]
-        return "\n".join(parts)
-    figures: list[tuple[str, str, Callable[[Row], str]]] = [
-        *((what, f"{title}, ms (p50 / p99)", _times) for what, title in LATENCIES.items()),
-        ("experiences", "experiences a second", lambda row: f"{row['value']:,.0f}"),
-        ("pushes", "pushes a second (of the ideal)", _rate_of_ideal),
-        ("communication", "communication's share of the time", _share),
-        *((what, f"{what.replace(':', ',')}: share", _share) for what in SHARES),
-    ]
-    for heading, of_case in _by_format(rows):
-        parts.append(f"### {heading[0].upper()}{heading[1:]}\n")
-        parts += [_table(of_case, *figure, "{} actors", "actors") for figure in figures]
+    setting, parts = _setting(lines), []
+    for heading, of_group in _groups(lines, setting):
+        parts.append(f"### {heading}\n")
+        values = _values(of_group, setting)
+        for what in (*PANELS[setting], *(SHARES if setting == "actors" else ())):
+            title, unit, form = FIGURES[what]
+            if curves := _curves(of_group, what, setting):
+                head = [f"{title}, {unit}; {_repeats(of_group)}; by {SETTINGS[setting]}", *map("{:g}".format, values)]
+                rows = [
+                    [_label(*curve), *(_cell(found[value], form) if value in found else "-" for value in values)]
+                    for curve, found in curves.items()
+                ]
+                parts.append(markdown(head, rows))
     return "\n".join(parts)
 
 
-def _times(row: Row) -> str:
-    return f"{row['value']:.1f} / {row['p99_ms']:.1f}"
+def _cell(line: Line, form: str) -> str:
+    told = cell(line, form)
+    if "count" in line:
+        told += f", {tail(line, form)} of {line['count']}"
+    return f"{told}, {line['value'] / line['ideal']:.0%} of the ideal" if "ideal" in line else told
 
 
-def _share(row: Row) -> str:
-    return f"{row['value']:.1%}"
-
-
-def _rate(row: Row) -> str:
-    return f"{row['value']:,.2f}"
-
-
-def _rate_of_ideal(row: Row) -> str:
-    return f"{row['value']:.2f} ({row['value'] / row['ideal']:.0%})"
-
-
-def _table(rows: list[Row], what: str, title: str, cell: Callable[[Row], str], head: str, column: str) -> str:
-    columns = _in_order(rows, column)
-    lines = [
-        [_label(line, delayed=column == "delay_ms"), *(cell(found[each]) if each in found else "-" for each in columns)]
-        for line, found in _lines(rows, what, column).items()
+def draw(lines: list[Line], path: Path) -> None:
+    """Draws the figures, one part of the picture for each format and value of another setting."""
+    setting = _setting(lines)
+    parts = [
+        (heading, of_part, _bars(of_part) if setting == "actors" else [])
+        for heading, of_part in _groups(lines, setting)
     ]
-    return markdown([title, *map(head.format, columns)], lines)
+    heights = [PANEL * len(PANELS[setting]) / 2 + BAR * len(bars) + MARGIN for _, _, bars in parts]
+    with pictures.drawing(path, WIDTH, sum(heights)) as figure:
+        areas = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for (heading, of_part, bars), area in zip(parts, areas, strict=True):
+            area.suptitle(f"{heading}\nmedians, whiskers from smallest to largest, {_repeats(of_part)}", fontsize=8)
+            rows = [PANEL] * (len(PANELS[setting]) // 2) + [BAR * len(bars) + 0.5] * bool(bars)
+            axes = list(area.subplots(len(rows), 2, height_ratios=rows).flat)
+            for what in PANELS[setting]:
+                _points(axes.pop(0), of_part, what, setting)
+            for role, axis in zip(("actors", "learner"), axes, strict=False):
+                _breakdown(axis, of_part, bars, role)
+            labels = [axis.get_legend_handles_labels() for axis in area.axes]
+            handles = {label: handle for found in labels for handle, label in zip(*found, strict=True)}
+            area.legend(handles.values(), handles, loc="outside lower center", ncols=2, fontsize=7)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Draws the paper's figures, in one row for each format; over a link, the figures against its delay."""
-    if "delay_ms" in rows[0]:
-        _draw_delays(rows, path)
-        return
-    cases = list(_by_format(rows))
-    with pictures.drawing(path, 16, 7.5 * len(cases)) as figure:
-        for (heading, of_format), part in zip(
-            cases, figure.subfigures(len(cases), 1, squeeze=False)[:, 0], strict=True
-        ):
-            part.suptitle(heading, fontweight="bold")
-            axes = part.subplots(2, 4)
-            for axis, (what, title) in zip(axes.flat, LATENCIES.items(), strict=False):
-                _bars(axis, of_format, what, f"{title}, ms: p50, line to p99", latency=True)
-            _bars(axes[1][0], of_format, "experiences", "experiences a second")
-            _frequency(axes[1][1], of_format)
-            _bars(axes[1][2], of_format, "communication", "communication's share of the time")
-            _breakdown(axes[1][3], of_format)
-            part.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=7)
-
-
-def _draw_delays(rows: list[Row], path: Path) -> None:
-    cases, delays = list(_by_format(rows, "actors")), _in_order(rows, "delay_ms")
-    with pictures.drawing(path, 14, 3.2 * len(cases)) as figure:
-        axes = figure.subplots(len(cases), len(DELAYED), squeeze=False)
-        for (_, of_case), across in zip(cases, axes, strict=True):
-            for axis, (what, title) in zip(across, DELAYED.items(), strict=True):
-                for line, found in _lines(of_case, what, "delay_ms").items():
-                    # Evenly spaced: delays differ by orders of magnitude.
-                    places, values = [delays.index(at) for at in found], [row["value"] for row in found.values()]
-                    axis.plot(places, values, "o-", color=COLOURS[line[0]], ms=4, label=_label(line, delayed=True))
-                axis.set_ylim(bottom=0)
-                axis.set_xticks(range(len(delays)), [f"{delay:g}" for delay in delays])
-                axis.set_xlabel("one-way delay between actors and learner, ms")
-                axis.set_title(title)
-            across[0].set_ylabel(f"{of_case[0]['format']}, {of_case[0]['actors']} actors")
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-
-
-def _bars(axis: Any, rows: list[Row], what: str, title: str, *, latency: bool = False) -> None:
-    actors, lines = _in_order(rows, "actors"), _lines(rows, what, "actors")
-    width = 0.8 / len(lines)
-    for index, (line, found) in enumerate(lines.items()):
-        places = [actors.index(number) + (index - (len(lines) - 1) / 2) * width for number in found]
-        heights = [row["value"] for row in found.values()]
-        errors = latency and [
-            [0.0] * len(found),
-            [max(0.0, row["p99_ms"] - height) for row, height in zip(found.values(), heights, strict=True)],
-        ]
-        style = {"color": COLOURS[line[0]], "hatch": HATCHES.get(line[1], ""), "edgecolor": "white"}
-        axis.bar(places, heights, width, yerr=errors or None, error_kw={"lw": 0.8}, label=_label(line), **style)
-    if latency:
-        axis.set_yscale("log")
+def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
+    """Draws medians with whiskers over evenly spaced values of the setting, and the ideal."""
+    (title, unit, _), values, curves = FIGURES[what], _values(lines, setting), _curves(lines, what, setting)
+    shown = [line for found in curves.values() for line in found.values()]
+    for index, ((system, stack), found) in enumerate(curves.items()):
+        places = [values.index(value) + 0.6 * ((index + 0.5) / len(curves) - 0.5) for value in found]
+        middle, low, high = ([line[name] for line in found.values()] for name in ("value", "low", "high"))
+        whiskers = np.subtract(middle, low), np.subtract(high, middle)
+        style = {"fmt": MARKS.get(stack, "d"), "color": COLOURS[system], "ms": 3.5, "lw": 1}
+        axis.errorbar(places, middle, whiskers, label=_label(system, stack), **style)
+    if ideal := {values.index(line[setting]): line["ideal"] for line in shown if "ideal" in line}:
+        axis.plot(*zip(*sorted(ideal.items()), strict=True), "k--", lw=0.8, label="ideal: only computing")
+    if unit == "ms" and shown:
+        unit = "ms, logarithmic"
+        axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_major_formatter("{x:,g}")
-    axis.set_xticks(range(len(actors)), [str(number) for number in actors])
-    axis.set_xlabel("actors")
+        bottom, top = min(line["low"] for line in shown), max(line["high"] for line in shown)
+        axis.yaxis.set_minor_formatter("{x:,g}" if top < 300 * bottom else "")
+        # At least two ticks have labels.
+        axis.set_ylim(bottom / 2.3, 2.3 * top)
+    else:
+        axis.set_ylim(bottom=0)
+    axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    axis.set_xlabel(f"{SETTINGS[setting]} (evenly spaced)")
+    axis.set_ylabel(unit)
     axis.set_title(title)
 
 
-def _frequency(axis: Any, rows: list[Row]) -> None:
-    for line, found in _lines(rows, "pushes", "actors").items():
-        style = {"kernel": "o-", "kernel-spin": "s--"}.get(line[1], "^:")
-        rates = [row["value"] for row in found.values()]
-        axis.plot(list(found), rates, style, color=COLOURS[line[0]], ms=4, label=_label(line))
-    ideal = {row["actors"]: row["ideal"] for row in rows if row["what"] == "pushes"}
-    axis.plot(list(ideal), list(ideal.values()), color="black", lw=0.8, label="ideal: nothing but computing")
-    axis.set_xticks(_in_order(rows, "actors"))
-    axis.set_xlabel("actors")
-    axis.set_title("pushes a second")
-    axis.legend(*([each[-1]] for each in axis.get_legend_handles_labels()), fontsize=7)
+Bar = tuple[int, str, str]
+"""Actors, system and stack."""
 
 
-def _breakdown(axis: Any, rows: list[Row]) -> None:
-    """Draws two bars for each number of actors and system on its first stack: the actors' above the learner's."""
-    first = dict(reversed(_lines(rows, "communication", "actors")))
-    labels: list[str] = []
-    for number in _in_order(rows, "actors"):
-        for system in _in_order(rows, "system"):
-            shares = {
-                row["what"]: row["value"]
-                for row in rows
-                if (row["system"], row["stack"], row["actors"]) == (system, first[system], number)
-            }
-            for role in ("actors", "learner"):
-                left = 0.0
-                for what in (what for what in SHARES if what.startswith(role)):
-                    part = what.split(": ")[1]
-                    share = shares.get(what, 0.0)
-                    axis.barh(-len(labels), share, 0.9, left=left, color=PARTS[part], label=part)
-                    left += share
-                labels.append(f"{number} {system}, {role}")
-    axis.set_yticks([-place for place in range(len(labels))], labels, fontsize=5)
-    axis.set_xlim(0, 1)
-    axis.set_title("where the time goes, on the kernel")
-    once = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    axis.legend(once.values(), once, fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=6)
+def _bars(lines: list[Line]) -> list[Bar]:
+    """Returns the bars of the breakdown: each system on its first stack."""
+    curves = _curves(lines, "communication", "actors")
+    first = dict(reversed(curves))
+    return [
+        (actors, system, stack)
+        for actors in _values(lines, "actors")
+        for (system, stack), found in curves.items()
+        if first[system] == stack and actors in found
+    ]
 
 
-def _by_format(rows: list[Row], *more: str) -> Iterator[tuple[str, list[Row]]]:
-    """Yields the rows of each format, and number of actors if it is asked for, with their heading."""
-    for values in dict.fromkeys(tuple(row[key] for key in ("format", *more)) for row in rows):
-        heading = ", ".join([FORMATS[values[0]], *(f"{number} actors" for number in values[1:])])
-        yield heading, [row for row in rows if tuple(row[key] for key in ("format", *more)) == values]
+def _breakdown(axis: Any, lines: list[Line], bars: list[Bar], role: str) -> None:
+    """Draws the parts of a role's time."""
+    shares = {(line["actors"], line["system"], line["stack"], line["what"]): line["value"] for line in lines}
+    left = np.zeros(len(bars))
+    for what in (what for what in SHARES if what.startswith(role)):
+        part = what.split(": ")[1]
+        widths = [shares[(*bar, what)] for bar in bars]
+        axis.barh(range(len(bars)), widths, 0.8, left=left, color=PARTS[part], label=part)
+        left += widths
+    axis.invert_yaxis()
+    # The learner's bars are beside the actors'.
+    named = ["{}, {}, {}".format(*bar) for bar in bars] if role == "actors" else []
+    axis.set_yticks(range(len(named)), named, fontsize=6)
+    axis.set_xlabel("share of the time")
+    axis.set_title(f"{role}: time")
 
 
-def _lines(rows: list[Row], what: str, column: str) -> dict[Line, dict[Any, Row]]:
-    """Returns the rows of one figure by system and stack, in the order of the systems, then by the column's value."""
-    found: dict[Line, dict[Any, Row]] = {}
-    for row in sorted(rows, key=lambda row: list(SYSTEMS).index(row["system"])):
-        if row["what"] == what:
-            found.setdefault((row["system"], row["stack"]), {})[row[column]] = row
+def _setting(lines: list[Line]) -> str:
+    """Returns the setting that is varied."""
+    if lines[0]["delay_ms"] is not None:
+        return "delay_ms"
+    return next((name for name in ("push_transitions", "parameters_every") if len(_values(lines, name)) > 1), "actors")
+
+
+def _groups(lines: list[Line], setting: str) -> Iterator[tuple[str, list[Line]]]:
+    """Yields a heading and the lines of each format and value of the other settings."""
+    others = [name for name in SETTINGS if name != setting and lines[0][name] is not None]
+    for values in dict.fromkeys(tuple(line[name] for name in ("format", *others)) for line in lines):
+        told = [f"{SETTINGS[name]}: {value:g}" for name, value in zip(others, values[1:], strict=True)]
+        of_group = [line for line in lines if tuple(line[name] for name in ("format", *others)) == values]
+        yield "; ".join((FORMATS[values[0]], *told)), of_group
+
+
+def _curves(lines: list[Line], what: str, setting: str) -> dict[tuple[str, str], dict[Any, Line]]:
+    """Returns the lines of one figure by system and stack, in the order of the systems, then by the setting's value."""
+    found: dict[tuple[str, str], dict[Any, Line]] = {}
+    for line in sorted(lines, key=lambda line: list(SYSTEMS).index(line["system"])):
+        if line["what"] == what:
+            found.setdefault((line["system"], line["stack"]), {})[line[setting]] = line
     return found
 
 
-def _in_order(rows: list[Row], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
+def _values(lines: list[Line], setting: str) -> list[Any]:
+    return sorted({line[setting] for line in lines})
 
 
-def _label(line: Line, *, delayed: bool = False) -> str:
-    system, stack = line
-    name = SYSTEMS[system].replace("Redis on kernel TCP", "Redis") if delayed or stack == "kernel" else SYSTEMS[system]
-    if delayed:
-        return name if system == "edge" else f"{name}, in the middle"
-    return f"{name}, {stack}"
+def _repeats(lines: list[Line]) -> str:
+    counts = sorted({line["n"] for line in lines})
+    return f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
+
+
+def _label(system: str, stack: str) -> str:
+    return f"{SYSTEMS[system]}, {stack}"

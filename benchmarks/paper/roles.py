@@ -1,7 +1,7 @@
-"""The processes of one case: actors and the learner, each with a clock.
+"""The processes of one measurement: actors and the learner, each with a clock.
 
 A process sends "ready", waits for the start, and sends the laps of its clock. Computation is simulated by sleeping
-(`Case.actor_ms`, `Case.update_ms`): the paper has separate machines, whereas all processes here share the cores.
+(`Workload.actor_ms`, `Workload.update_ms`): the paper has separate machines, here all processes share the cores.
 
 The delay of an emulated link is the one-way delay between actors and learner. A server in the middle has half of it to
 both sides; an edge server is beside the actors, and the learner is at the other end of the link.
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.crew import Crew
 from benchmarks.paper import systems
-from benchmarks.paper.cases import BATCH, Case, parameters
+from benchmarks.paper.cases import BATCH, Workload, parameters
 from benchmarks.paper.systems import Clock
 from benchmarks.relay import Relay
 
@@ -30,7 +30,7 @@ Laps = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Laps of all clocks of one case."""
+    """Laps of all clocks of one work."""
 
     actors: list[Laps]
     learner: Laps
@@ -39,39 +39,39 @@ class Measured:
 
 
 @contextlib.contextmanager
-def emulate(case: Case, address: str) -> Iterator[tuple[dict[str, str], dict[str, Relay]]]:
-    """Puts relays with the case's delay and rate between its processes and the server at `address`.
+def emulate(work: Workload, address: str) -> Iterator[tuple[dict[str, str], dict[str, Relay]]]:
+    """Puts relays with the link's delay and rate between the processes and the server at `address`.
 
     Yields:
         The server's address and the relay by role, `actors` and `learner`; no relays without an emulated link.
     """
-    if case.delay_ms is None:
+    if work.delay_ms is None:
         yield dict.fromkeys(("actors", "learner"), address), {}
         return
     at = urlsplit(address)
     assert at.hostname is not None
     to = f"{socket.gethostbyname(at.hostname)}:{at.port}"
-    edge = case.system == "edge"
+    edge = work.system == "edge"
     with contextlib.ExitStack() as running:
         relays = {}
         for role, share in (("actors", 0.0 if edge else 0.5), ("learner", 1.0 if edge else 0.5)):
             # Actors beside an edge server have no rate limit.
-            rate = case.link_mbit * 1e6 / 8 if share else 0.0
-            relays[role] = running.enter_context(Relay(to, delay=share * 1e-3 * case.delay_ms, rate=rate or None))
+            rate = work.link_mbit * 1e6 / 8 if share else 0.0
+            relays[role] = running.enter_context(Relay(to, delay=share * 1e-3 * work.delay_ms, rate=rate or None))
         yield {role: at._replace(netloc=relay.address).geturl() for role, relay in relays.items()}, relays
 
 
-def measure(case: Case, address: str) -> Measured:
-    """Runs actors and learner against a server, over the case's emulated link if it has one.
+def measure(work: Workload, address: str) -> Measured:
+    """Runs actors and learner against a server, over the emulated link if there is one.
 
     Raises:
         SystemExit: A process failed.
     """
-    with emulate(case, address) as (urls, relays), Crew() as crew:
+    with emulate(work, address) as (urls, relays), Crew() as crew:
         # The learner starts first, as it creates the table.
-        learner = crew.start(_learn, case, urls["learner"])
+        learner = crew.start(_learn, work, urls["learner"])
         crew.receive(learner)
-        actors = [crew.start(_act, case, urls["actors"], index) for index in range(case.actors)]
+        actors = [crew.start(_act, work, urls["actors"], index) for index in range(work.actors)]
         for each in actors:
             crew.receive(each)
         learner.send("the replay is full")
@@ -79,28 +79,28 @@ def measure(case: Case, address: str) -> Measured:
         before, began = {role: sum(relay.bytes) for role, relay in relays.items()}, time.perf_counter()
         for each in (learner, *actors):
             each.send("begin")
-        laps = [crew.receive(each, case.seconds) for each in actors]
-        of_learner = crew.receive(learner, case.seconds)
+        laps = [crew.receive(each, work.seconds) for each in actors]
+        of_learner = crew.receive(learner, work.seconds)
         seconds = time.perf_counter() - began
         carried = {role: (sum(relay.bytes) - before[role]) / seconds for role, relay in relays.items()}
         return Measured(laps, of_learner, carried)
 
 
-def _act(case: Case, address: str, index: int, pipe: Connection) -> None:
-    with systems.open_actor(case, address, index, systems.recorded_rows()) as actor:
-        for number in range(case.warm_up):
+def _act(work: Workload, address: str, index: int, pipe: Connection) -> None:
+    with systems.open_actor(work, address, index, systems.recorded_rows(work)) as actor:
+        for number in range(work.warm_up):
             actor.push(number)
         actor.pull()
         pipe.send("ready")
         pipe.recv()
         # Starts are spread over a period, like the pushes of long-running actors.
-        time.sleep(1e-3 * case.actor_ms * index / case.actors)
-        clock, end, number = Clock(), time.perf_counter() + case.seconds, case.warm_up
+        time.sleep(1e-3 * work.actor_ms * index / work.actors)
+        clock, end, number = Clock(), time.perf_counter() + work.seconds, work.warm_up
         while time.perf_counter() < end:
-            if number % case.parameters_every == 0:
+            if number % work.parameters_every == 0:
                 actor.pull()
-            clock.lap("pull")
-            time.sleep(1e-3 * case.actor_ms)
+                clock.lap("pull")
+            time.sleep(1e-3 * work.actor_ms)
             clock.lap("compute")
             actor.push(number)
             clock.lap("push")
@@ -109,10 +109,10 @@ def _act(case: Case, address: str, index: int, pipe: Connection) -> None:
         pipe.recv()
 
 
-def _learn(case: Case, address: str, pipe: Connection) -> None:
+def _learn(work: Workload, address: str, pipe: Connection) -> None:
     tensors = parameters()
     random = np.random.default_rng(0)
-    with systems.open_learner(case, address) as learner:
+    with systems.open_learner(work, address) as learner:
         learner.publish(tensors)
         pipe.send("ready")
         _receive_until_message(pipe, learner)
@@ -120,19 +120,19 @@ def _learn(case: Case, address: str, pipe: Connection) -> None:
             learner.sample(Clock())
         pipe.send("ready")
         pipe.recv()
-        clock, parts, end, updates = Clock(), Clock(), time.perf_counter() + case.seconds, 0
+        clock, parts, end, updates = Clock(), Clock(), time.perf_counter() + work.seconds, 0
         while time.perf_counter() < end:
             parts.lap("other")
             batch = learner.sample(parts)
             clock.lap("sample")
-            time.sleep(1e-3 * case.update_ms)
+            time.sleep(1e-3 * work.update_ms)
             clock.lap("train")
             learner.update(batch["ids"], random.random(BATCH))
             clock.lap("priorities")
             updates += 1
-            if updates % case.parameters_every == 0:
+            if updates % work.parameters_every == 0:
                 learner.publish(tensors)
-            clock.lap("set")
+                clock.lap("set")
             del batch
         del parts.laps["other"]
         pipe.send(clock.laps | {f"sample: {name}": laps for name, laps in parts.laps.items()})

@@ -21,21 +21,19 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from benchmarks import recording
-from benchmarks.paper.cases import BATCH, STREAMS, Case, parameters
-from innet_drl.redis.messages import TRANSITIONS, MessageFormat, views
+from benchmarks.paper.cases import BATCH, STEPS, Workload, parameters
+from innet_drl.redis.messages import MessageFormat, views
 
 POLICY = "policy"
 QUEUE = "experience"
 _PREFIX = "message_"
 """Prefix of the queue's columns, which avoids clashes with arguments of `Writer.append`."""
-PUSHES = 8
-"""Distinct pushes of an actor, which then repeat."""
+PUSHES = 5
+"""Distinct pushes of an actor, which then repeat. In the format `stacks` they fill 4 messages: 181 MB."""
 SKIPPED = 100
 """Recorded steps before them, because games start alike."""
 MAX_PULLED = 4
 """Largest number of messages sampled from the FIFO table at a time: 181 MB in the format `stacks`."""
-ACTOR_MESSAGES = 4
-"""Distinct messages of an actor: 181 MB in the format `stacks`."""
 ROW = innet.Window(before=0, after=0)
 
 Rows = list[dict[str, Any]]
@@ -56,57 +54,58 @@ class Clock:
 
 
 @contextlib.contextmanager
-def open_actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[ActorClient]:
+def open_actor(work: Workload, address: str, index: int, rows: Rows) -> Iterator[ActorClient]:
     """Opens the connection of one actor, with its messages prepared."""
-    messages = case.messages()
-    if case.system == "redis":
+    messages = work.messages()
+    if work.system == "redis":
         with _redis(address) as store:
-            yield _RedisActor(store, messages, _messages(messages, rows, index), case.actors)
+            yield _RedisActor(store, messages, _messages(messages, rows, index), work.most_waiting)
         return
-    url, options = case.stack.connection(address, 1 + index)
+    url, options = work.stack.connection(address, 1 + index)
     with innet.connect(url, **options) as replay:
-        if case.system == "shared":
+        if work.system == "shared":
             yield _shared_actor(replay, messages, _messages(messages, rows, index))
         else:
-            yield _sampling_actor(replay, case, messages, index, rows)
+            yield _sampling_actor(replay, work, messages, index, rows)
 
 
 @contextlib.contextmanager
-def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
+def open_learner(work: Workload, address: str) -> Iterator[LearnerClient]:
     """Opens the learner's connection, and its own replay if it has one."""
-    messages = case.messages()
-    if case.system == "redis":
+    messages = work.messages()
+    if work.system == "redis":
         with _redis(address) as store, innet.Memory([messages.table]) as own:
-            pull = _from_redis(store, messages, case.actors)
+            pull = _from_redis(store, messages, work.most_waiting)
             yield _PullingLearner(messages, own, pull, lambda tensors: store.put_parameters(1, tensors))
         return
-    url, options = case.stack.connection(address, 0)
-    tables = [_queue(messages, case.actors) if case.system == "shared" else messages.table]
+    url, options = work.stack.connection(address, 0)
+    tables = [_queue(messages, work.most_waiting) if work.system == "shared" else messages.table]
     with innet.connect(url, tables=tables, **options) as replay:
 
         def publish(tensors: dict[str, NDArray[Any]]) -> None:
             replay.put_parameters(POLICY, tensors)
 
-        if case.system == "sampling":
+        if work.system == "sampling":
             sample = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
             yield _ServerSampledLearner(messages, replay, publish, sample, wait=True)
             return
-        if case.system in ("ahead", "edge"):
+        if work.system in ("ahead", "edge"):
             # With one batch ahead, new priorities take effect from the batch after the next.
-            prefetch = 1 if case.delay_ms is None else 4
+            prefetch = 1 if work.delay_ms is None else 4
             with replay.batches(messages.table.name, BATCH, messages.view, prefetch=prefetch) as batches:
                 yield _ServerSampledLearner(messages, replay, publish, batches.__next__, wait=False)
             return
         with innet.Memory([messages.table]) as own:
-            yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
+            yield _PullingLearner(messages, own, _from_queue(replay, messages, work.most_waiting), publish)
 
 
-def recorded_rows() -> Rows:
+def recorded_rows(work: Workload) -> Rows:
     """Rows of `PUSHES` pushes of Breakout, the same for every system."""
-    chosen = recording.load().rows[SKIPPED : SKIPPED + PUSHES * TRANSITIONS // STREAMS]
-    rows = [{name: column[:STREAMS] for name, column in row.items()} for row in chosen]
-    # Repetitions start new stacks.
-    rows[0]["first"] = np.ones(STREAMS, np.bool_)
+    chosen = recording.load().rows[SKIPPED : SKIPPED + PUSHES * STEPS]
+    rows = [{name: column[: work.streams] for name, column in row.items()} for row in chosen]
+    # Episodes end before the rows repeat, so that a repetition cuts no window.
+    rows[0]["first"] = np.ones(work.streams, np.bool_)
+    rows[-1] |= {"terminated": ~rows[-1]["final"], "truncated": np.zeros(work.streams, np.bool_)}
     return rows
 
 
@@ -124,8 +123,6 @@ def _messages(messages: MessageFormat, rows: Rows, index: int) -> list[bytearray
         builder.add(row)
         if builder.fill(views(messages.layout, buffer)):
             made.append(buffer)
-            if len(made) == ACTOR_MESSAGES:
-                break
             buffer = bytearray(messages.layout.itemsize)
     return made
 
@@ -141,10 +138,10 @@ class _RedisActor:
         self._store.get_parameters()
 
 
-def _queue(messages: MessageFormat, actors: int) -> innet.Table:
+def _queue(messages: MessageFormat, most_waiting: int) -> innet.Table:
     """A FIFO table that replaces the Redis list: one step is one message.
 
-    As with the list, actors wait while it holds more messages than actors.
+    As with the list, actors wait while it holds more than `most_waiting` messages.
     """
     columns = {
         _PREFIX + name: innet.Column(
@@ -157,11 +154,11 @@ def _queue(messages: MessageFormat, actors: int) -> innet.Table:
     return innet.Table(
         QUEUE,
         columns,
-        4 * actors + MAX_PULLED,
+        4 * most_waiting + MAX_PULLED,
         sampler="fifo",
         max_times_sampled=1,
         samples_per_insert=1.0,
-        slack=actors + 1.0,
+        slack=most_waiting + 1.0,
     )
 
 
@@ -172,7 +169,7 @@ class _ServerActor:
         self._replay, self._writer, self._pushes = replay, writer, pushes
 
     def push(self, number: int) -> None:
-        """Sends 200 transitions, and returns when they have arrived."""
+        """Sends a push, and returns when it has arrived."""
         for row in self._pushes[number % len(self._pushes)]:
             self._writer.append(**row)
         self._writer.flush()
@@ -190,13 +187,14 @@ def _shared_actor(replay: innet.Replay, messages: MessageFormat, made: list[byte
     return _ServerActor(replay, writer, [[row] for row in rows])
 
 
-def _sampling_actor(replay: innet.Replay, case: Case, messages: MessageFormat, index: int, rows: Rows) -> _ServerActor:
-    if case.format == "frames":
-        steps = TRANSITIONS // STREAMS
+def _sampling_actor(
+    replay: innet.Replay, work: Workload, messages: MessageFormat, index: int, rows: Rows
+) -> _ServerActor:
+    if work.format == "frames":
         writer = replay.writer(
-            messages.table.name, STREAMS, messages.view, name=f"actor {index}", server=index, chunk_steps=steps
+            messages.table.name, work.streams, messages.view, name=f"actor {index}", server=index, chunk_steps=STEPS
         )
-        return _ServerActor(replay, writer, [rows[first : first + steps] for first in range(0, len(rows), steps)])
+        return _ServerActor(replay, writer, [rows[first : first + STEPS] for first in range(0, len(rows), STEPS)])
     reader = messages.reader(replay)
     made = [list(reader.rows(views(messages.layout, message))) for message in _messages(messages, rows, index)]
     return _ServerActor(replay, made[0][0][0], [[row for _, row in appends] for appends in made])
@@ -207,7 +205,7 @@ ActorClient = _RedisActor | _ServerActor
 
 Publish = Callable[[dict[str, NDArray[Any]]], None]
 Pull = Callable[[], list[dict[str, NDArray[Any]]]]
-"""Returns pending messages as arrays, at most one of each actor."""
+"""Returns pending messages as arrays, at most `Workload.most_waiting`."""
 
 
 def _from_redis(store: Any, messages: MessageFormat, most: int) -> Pull:
