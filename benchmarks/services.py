@@ -9,7 +9,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from serving import Server
@@ -17,14 +16,10 @@ from serving import Server
 from benchmarks.gradients.links import within
 from benchmarks.systems import free_port, wait_for
 from innet_drl.errors import MissingExtraError, naming_extras
-from innet_drl.gradients import Station
 
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
 """Frame limit: a batch of 512 in the paper's format has 116 MB, four messages 181 MB."""
-MEMIF_EAL = "--no-huge -m 128 --no-pci"
-MEMIF_SLEEP_US = 1
-"""Sleep of idle polling threads: workers and the aggregator outnumber the cores."""
 
 
 @dataclass(frozen=True)
@@ -136,36 +131,8 @@ def ours(stack: NetworkStack) -> contextlib.AbstractContextManager[Server]:
     return serving(stack.listen, f"--max-bytes={MAX_BYTES}", f"--max-frame-bytes={MAX_FRAME_BYTES}", *stack.serve)
 
 
-def aggregator(namespace: str | None = None) -> contextlib.AbstractContextManager[Server]:
+def aggregator(namespace: str | None, *flags: str) -> contextlib.AbstractContextManager[Server]:
     """Runs a server that sums gradients; in a network namespace it listens on all addresses."""
     host = "127.0.0.1" if namespace is None else "0.0.0.0"
     gradients = f"--gradients={host}:{free_port(socket.SOCK_DGRAM)}"
-    return serving(f"innet://{host}:0", gradients, "--trusted-network", namespace=namespace)
-
-
-@dataclass(frozen=True)
-class Memifs:
-    """An aggregator on DPDK's memif, with a device for each worker."""
-
-    server: str
-    """URL of the server."""
-    sockets: list[str]
-    """Socket paths of the workers' devices."""
-    process: int
-
-    def station(self, rank: int) -> Station:
-        """The DPDK station of worker `rank`."""
-        device = f"net_memif0,role=client,id=0,socket={self.sockets[rank]}"
-        return Station(device, f"10.8.1.{2 + rank}:7711", eal=MEMIF_EAL, idle_sleep_us=MEMIF_SLEEP_US)
-
-
-@contextlib.contextmanager
-def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
-    """Runs a server that sums gradients on one memif for each worker, with their sockets in a folder."""
-    sockets = [str(folder / f"memif{rank}.sock") for rank in range(workers)]
-    flags = ["--gradients-only", "--trusted-network", "--gradients=10.8.1.1:7711"]
-    memory = 128 + 32 * workers
-    flags += [f"--gradients-eal=--no-huge -m {memory} --no-pci", f"--gradients-idle-sleep-us={MEMIF_SLEEP_US}"]
-    flags += [f"--gradients-devices=net_memif{n},role=server,id=0,socket={path}" for n, path in enumerate(sockets)]
-    with serving("innet://127.0.0.1:0", *flags) as server:
-        yield Memifs(server.address, sockets, server.pid)
+    return serving(f"innet://{host}:0", gradients, "--trusted-network", *flags, namespace=namespace)

@@ -1,14 +1,16 @@
-"""Training with each system: A2C (Mnih et al., 2016) on CartPole with `DistributedDataParallel`.
+"""Training with each system: A2C (Mnih et al., 2016) on CartPole.
 
-The network has the size of the paper's for A2C: a gradient of 3.3 MB, which a communication hook sums.
+Synchronous systems sum gradients in a communication hook of `DistributedDataParallel`; an asynchronous worker is a
+`Replica`.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from math import sqrt
 from typing import Any
 
 import gymnasium
@@ -22,95 +24,160 @@ from torch.futures import Future
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-HIDDEN = 640
+import innet_drl as innet
+from benchmarks.gradients.workers import Place, Training
+from benchmarks.repeated import Figure, figure
+from innet_drl.distributed import Replica
+from innet_drl.errors import GradientError
+
 ENVIRONMENTS = 8
 STEPS = 16
 DISCOUNT = 0.99
 SCORE_GAMES = 20
 """Number of last games whose mean is the score."""
 CHECK_PERIOD = 10
-"""Updates between checks of the common score."""
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of a training, by one worker."""
-
-    updates: int
-    seconds: float
-    communication: float
-    """Share of the time for sums, including waiting for other workers."""
-    score: float
-    """Mean score of all workers at the end."""
-    bytes: int
+"""Iterations between checks of the common score."""
 
 
 class ActorCritic(nn.Module):
-    """Policy and value of an observation."""
+    """Policy and value of an observation. A gradient has about `size` bytes."""
 
-    def __init__(self, inputs: int, actions: int) -> None:
+    def __init__(self, inputs: int, actions: int, size: int) -> None:
         super().__init__()
+        # Both perceptrons together have 2 h^2 + linear h + actions + 1 values for h hidden units.
+        linear = 2 * inputs + actions + 5
+        hidden = max(1, round((sqrt(linear**2 + 2 * size) - linear) / 4))
         # Policy and value share no weights: gradients of values near 100 would dominate.
-        self.policy, self.value = _perceptron(inputs, actions), _perceptron(inputs, 1)
+        self.policy, self.value = _perceptron(inputs, hidden, actions), _perceptron(inputs, hidden, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [B, actions] and values [B] of observations [B, inputs]."""
         return self.policy(observation), self.value(observation).squeeze(-1)
 
 
-def _perceptron(inputs: int, outputs: int) -> nn.Module:
-    hidden = (nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
-    return nn.Sequential(*hidden, nn.Linear(HIDDEN, outputs))
+def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    layers = (nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(hidden, outputs))
 
 
-class _HookState:
-    """State of the hook: sums buckets and measures the time."""
+class _Stopwatch:
+    """Seconds of an iteration's communication."""
 
-    def __init__(self, sum_once: Callable[[NDArray[np.float32]], Any], workers: int) -> None:
-        self.sum_once, self.workers, self.seconds = sum_once, workers, 0.0
+    seconds = 0.0
 
-
-def _hook(state: _HookState, bucket: GradBucket) -> Future[Tensor]:
-    buffer = bucket.buffer()
-    began = time.perf_counter()
-    state.sum_once(buffer.numpy())
-    state.seconds += time.perf_counter() - began
-    future: Future[Tensor] = Future()
-    future.set_result(buffer.div_(state.workers))
-    return future
+    @contextlib.contextmanager
+    def timed(self, sign: int = 1) -> Iterator[None]:
+        """Adds the time of the context, or subtracts it inside another one."""
+        began = time.perf_counter()
+        yield
+        self.seconds += sign * (time.perf_counter() - began)
 
 
-def train(
-    sum_once: Callable[[NDArray[np.float32]], Any], rank: int, workers: int, *, goal: float, seconds: float
-) -> TrainingResult:
-    """Trains until the mean score of all workers reaches the goal, or until the time limit."""
-    torch.manual_seed(rank)
-    envs = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(ActorCritic(4, 2))
-    torch.manual_seed(rank)
-    state = _HookState(sum_once, workers)
-    model.register_comm_hook(state, _hook)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    rollout = _Rollout(envs, seed=1000 * rank)
-    dist.barrier()
-    began, updates, score = time.perf_counter(), 0, 0.0
-    while True:
-        optimizer.zero_grad()
-        _loss(model, rollout).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        updates += 1
-        if updates % CHECK_PERIOD == 0:
+class _End:
+    """The end of a training, which all workers decide by the same numbers."""
+
+    def __init__(self, order: Training, rank: int, workers: int, rollout: "_Rollout") -> None:
+        self._order, self._rank, self._workers, self._rollout = order, rank, workers, rollout
+        self.began, self.score = time.perf_counter(), 0.0
+        self.pending: Any = None
+        """Collective whose numbers have not been read."""
+
+    def reached(self, *, wait: bool) -> bool:
+        """Whether the goal is reached or the time over; without `wait` also false until all workers have asked."""
+        if self.pending is None:
             # The first worker's clock decides for all workers.
-            status = torch.tensor([rollout.score, float(rank == 0 and time.perf_counter() - began > seconds)])
-            dist.all_reduce(status)
-            score = float(status[0]) / workers
-            if score >= goal or status[1] > 0:
-                break
-    took = time.perf_counter() - began
-    size = sum(4 * parameter.numel() for parameter in model.parameters())
-    return TrainingResult(updates, took, state.seconds / took, score, size)
+            over = self._rank == 0 and time.perf_counter() - self.began > self._order.seconds
+            self._status = torch.tensor([self._rollout.score, float(over)])
+            self.pending = dist.all_reduce(self._status, async_op=True)
+        if wait:
+            self.pending.wait()
+        elif not self.pending.is_completed():
+            return False
+        self.pending = None
+        self.score = float(self._status[0]) / self._workers
+        return self.score >= self._order.goal or bool(self._status[1] > 0)
+
+
+def train(order: Training, place: Place, sum_once: Callable[[NDArray[np.float32]], Any] | None) -> list[Figure]:
+    """Trains until the mean score of all workers reaches the goal, or until the time limit.
+
+    `sum_once` replaces values by their sum over all workers; `None` for an asynchronous worker.
+    """
+    torch.manual_seed(0)
+    model = ActorCritic(4, 2, order.bytes)
+    torch.manual_seed(place.rank)
+    optimizer, watch = torch.optim.Adam(model.parameters(), 1e-3), _Stopwatch()
+    envs = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
+    rollout = _Rollout(envs, seed=1000 * place.rank)
+
+    def apply() -> None:
+        with watch.timed(-1):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+    def hook(_: None, bucket: GradBucket) -> Future[Tensor]:
+        assert sum_once is not None
+        with watch.timed():
+            sum_once(bucket.buffer().numpy())
+        future: Future[Tensor] = Future()
+        future.set_result(bucket.buffer().div_(place.workers))
+        return future
+
+    with contextlib.ExitStack() as running:
+        forward: Any = model
+        update, replica = apply, None
+        if sum_once is None:
+            # The first worker publishes its weights, and no others are left, before the others look for them.
+            if place.rank:
+                dist.barrier()
+            else:
+                with innet.connect(place.server) as server:
+                    for name in server.parameters():
+                        server.drop_parameters(name)
+            replica = Replica(
+                model, optimizer, place.server, order.job, worker=place.rank, workers=place.workers, apply=apply
+            )
+            running.enter_context(replica)
+            if not place.rank:
+                dist.barrier()
+            update = replica.step
+        else:
+            forward = DistributedDataParallel(model)
+            forward.register_comm_hook(None, hook)
+        dist.barrier()
+        end = _End(order, place.rank, place.workers, rollout)
+        laps: list[tuple[float, float]] = []
+        while not laps or len(laps) % CHECK_PERIOD or not end.reached(wait=replica is None):
+            began, watch.seconds = time.perf_counter(), 0.0
+            optimizer.zero_grad()
+            _loss(forward, model, rollout).backward()  # type: ignore[no-untyped-call]
+            try:
+                with watch.timed():
+                    update()
+            except GradientError:
+                # Others have ended, and the update lacks their gradients.
+                if end.pending and end.reached(wait=True):
+                    break
+                raise
+            laps.append((time.perf_counter() - began, watch.seconds))
+        seconds = time.perf_counter() - end.began
+        # The first iteration allocates.
+        iteration, communication = (1e3 * np.mean(laps[1:], axis=0)).tolist()
+        figures = [
+            figure("iteration", iteration, "ms", count=len(laps)),
+            figure("computing", iteration - communication, "ms"),
+            figure("communication", communication, "ms"),
+            figure("share", communication / iteration, "share"),
+            figure("updates", (replica.index if replica else len(laps)) / seconds, "updates/s"),
+        ]
+        if replica:
+            made = replica.contributions
+            figures.append(figure("counted", made.counted / made.offered, "share"))
+        if order.goal < np.inf:
+            figures.append(figure("score", end.score, "score"))
+            if end.score >= order.goal:
+                figures.append(figure("to the goal", seconds, "s"))
+        return figures
 
 
 class _Rollout:
@@ -138,12 +205,12 @@ class _Rollout:
         return torch.from_numpy(reward.astype(np.float32)), torch.from_numpy(~self._resets).float(), valid
 
 
-def _loss(model: DistributedDataParallel, rollout: _Rollout) -> Tensor:
+def _loss(forward: nn.Module, model: nn.Module, rollout: _Rollout) -> Tensor:
     observations, actions, rewards, continued, valid = [], [], [], [], []
     for _ in range(STEPS):
         observation = torch.from_numpy(rollout.observation)
         with torch.no_grad():
-            logits, _ = model.module(observation)
+            logits, _ = model(observation)
         action = torch.distributions.Categorical(logits=logits).sample()  # type: ignore[no-untyped-call]
         reward, continues, is_step = rollout.step(action.numpy())
         observations.append(observation)
@@ -152,13 +219,13 @@ def _loss(model: DistributedDataParallel, rollout: _Rollout) -> Tensor:
         continued.append(continues)
         valid.append(is_step)
     with torch.no_grad():
-        _, following = model.module(torch.from_numpy(rollout.observation))
+        _, following = model(torch.from_numpy(rollout.observation))
     returns = []
     for reward, continues in zip(reversed(rewards), reversed(continued), strict=True):
         following = reward + DISCOUNT * continues * following
         returns.append(following)
     mask = torch.cat(valid)
-    logits, values = model(torch.cat(observations)[mask])
+    logits, values = forward(torch.cat(observations)[mask])
     target = torch.cat(returns[::-1])[mask]
     policy = torch.distributions.Categorical(logits=logits)
     advantage = target - values.detach()

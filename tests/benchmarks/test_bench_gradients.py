@@ -2,111 +2,189 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.crew import Crew
-from benchmarks.gradients import parameter_server
+from benchmarks.gradients import figures, parameter_server
 from benchmarks.gradients.links import links
 from benchmarks.gradients.losses import lose
 from benchmarks.gradients.parameter_server import ParameterWorker
 
 pytestmark = pytest.mark.slow
 
-SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
+SUMMED = ["innet", "innet-fixed", "innet-racks", "gloo", "parameter-server"]
+TRAINED = [*SUMMED[:3], "innet-async", *SUMMED[3:]]
+
+
+def measure(path: Path, *flags: str) -> dict[str, dict[str, Any]]:
+    """Measures, and returns for each figure the median of each case by its system, loss and task."""
+    main(["gradients", f"--json={path}", *flags])
+    found: dict[str, dict[str, Any]] = {}
+    for line in json.loads(path.read_text())["medians"]:
+        case = " ".join(str(line[name]) for name in ("task", "system", "loss") if line.get(name) is not None)
+        found.setdefault(line["what"], {})[case] = line
+    return found
 
 
 @pytest.mark.timeout(300)
-def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--workers", "2", "--sizes", "4000", "100000", "--rounds", "1", "--seconds", "0.05", "--loss", "0.01"]
-    flags += ["--training-workers", "2", "--training-seconds", "0.2", "--training-goal", "12"]
-    main(["gradients", *flags])
-    out = capsys.readouterr().out
-    rows = [json.loads(line) for line in out.splitlines()]
-    trainings = [row for row in rows if "training" in row]
-    assert [row["system"] for row in trainings] == SYSTEMS
-    for row in trainings:
-        assert row["bytes"] > 3_000_000
-        assert 0 < row["communication"] < 1
-        assert row["value"] > 0
-        assert (row["seconds_to_goal"] is None) == (row["score"] < 12)
-    capacities = [row for row in rows if "sent_per_s" in row]
-    assert [(row["system"], row["bytes"]) for row in capacities] == [("kernel UDP", 4000), ("kernel UDP", 100_000)]
-    for row in capacities:
-        # Every contribution is answered by a sum.
-        assert row["sent_per_s"] == pytest.approx(row["received_per_s"], rel=0.05)
-        assert row["value"] == pytest.approx(row["received_per_s"] + row["sent_per_s"], rel=1e-3)
-    rows = [row for row in rows if "path" in row]
-    for size in (4000, 100_000):
-        told = {(row["system"], row["path"], row["loss"]) for row in rows if row["bytes"] == size}
-        straight = {(system, "loopback", 0.0) for system in SYSTEMS}
-        assert told == straight | {("innet", "loopback, one by one", loss) for loss in (0.0, 0.01)}
-    for row in rows:
-        assert row["workers"] == 2
-        assert 0 < row["value"] <= row["p99_ms"] * 1.001
-        assert row["count"] >= 8
-        assert row["cpu_ms"] > 0
-        assert row["cpu_ns_per_byte"] == pytest.approx(row["cpu_ms"] * 1e6 / (2 * row["bytes"]), rel=0.01)
-    record = tmp_path / "out.jsonl"
-    record.write_text(out)
-    main(["figures", str(record)])
-    assert "| innet, one by one, 1.0% lost |" in capsys.readouterr().out
+def test_every_system_sums_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workers=3", "--sizes=4003", "--repeats=1", "--seconds=0.05", "--loss=0.01", "--training-workers=3"]
+    flags += ["--training-seconds=0.2", "--training-goal=12", f"--plot={tmp_path}/a.svg", f"--csv={tmp_path}/a.csv"]
+    found = measure(tmp_path / "a.json", *flags)
+    sums = [*(f"sum {system}" for system in SUMMED), "sum innet 0.0", "sum innet 0.01"]
+    iterations = [f"iterations {system}" for system in (*TRAINED, "no-sum")]
+    trainings = [f"training {system}" for system in TRAINED]
+    assert list(found["sum"]) == list(found["processor"]) == sums
+    assert list(found["datagrams"]) == ["sum innet"]
+    for line in found["sum"].values():
+        assert (line["workers"], line["bytes"], line["n"]) == (3, 4000, 1)
+        # A 99th percentile needs a hundred values.
+        assert ("p99" in line) == (line["count"] >= 100)
+        assert 0 < line["value"] <= line.get("p99", line.get("largest")) * 1.001
+    assert list(found["iteration"]) == [*iterations, *trainings]
+    for case, line in found["iteration"].items():
+        parts = found["computing"][case]["value"], found["communication"][case]["value"]
+        assert sum(parts) == pytest.approx(line["value"], rel=1e-3)
+        assert min(parts) > 0
+        assert found["share"][case]["value"] == pytest.approx(parts[1] / line["value"], rel=0.2)
+        assert found["updates"][case]["value"] > 0
+    assert list(found["counted"]) == ["iterations innet-async", "training innet-async"]
+    assert list(found["score"]) == trainings
+    assert set(found["to the goal"]) == {case for case in trainings if found["score"][case]["value"] >= 12}
+    out, err = capsys.readouterr()
+    assert "| innet, one by one, 1.0% lost | 4,000 |" in out
+    assert "20 of 20 measurements" in out
+    assert "no parameters" not in err
+    assert "loopback" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.timeout(300)
-def test_links_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_have_a_rate(tmp_path: Path) -> None:
     try:
-        with links(1, 100):
+        with links(1, 0, 100):
             pass
     except SystemExit as error:
         pytest.skip(str(error))
-    systems = ["innet", "gloo", "parameter-server"]
-    flags = [
-        "--workers",
-        "2",
-        "--sizes",
-        "400000",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.1",
-        "--loss",
-        "--systems",
-        *systems,
-    ]
-    main(["gradients", *flags, "--training-workers", "0", "--link-mbit", "100"])
-    rows = {row["system"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert list(rows) == systems
+    systems = ["innet", "innet-racks", "gloo", "parameter-server"]
+    flags = ["--workers=3", "--sizes=400000", "--repeats=1", "--seconds=0.1", "--loss", "--training-workers=0"]
+    found = measure(tmp_path / "a.json", *flags, "--systems", *systems, "--link-mbit=100")
+    assert list(found["sum"]) == [f"sum {system}" for system in systems]
     one_way = 400_000 * 8 / 100e6 * 1e3
-    for row in rows.values():
-        assert row["path"] == "100 Mbit/s"
-        # No vector passes a link faster than that.
-        assert row["value"] > one_way
-    # Its own link carries both workers' vectors in, and both sums out.
-    assert rows["parameter-server"]["value"] > 2 * one_way
+    # No vector passes a link faster than that, and the parameter server's own carries all vectors in, and all sums out.
+    assert all(line["value"] > one_way for line in found["sum"].values())
+    assert found["sum"]["sum parameter-server"]["value"] > 3 * one_way
     assert not [name for name in os.listdir("/run/netns") if name.startswith(f"innet-{os.getpid()}")]
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--workers", "0"], "--workers and --sizes"),
-        (["--sizes", "0"], "--workers and --sizes"),
+        (["--workers", "2", "65"], "^--workers 65: 1 to 64, the limit of a job$"),
+        (["--workers", "0"], "--workers 0: 1 to 64"),
+        (["--sizes", "0"], "--sizes and --racks"),
         (["--loss", "1.5"], "--loss: shares below 1"),
-        (["--link-mbit", "100", "--systems", "innet-memif"], "leave out innet-memif"),
+        (["--systems", "no-sum", "--workers", "2"], "nothing is left to measure"),
+        (["--json", "nodir/a.json"], "--json nodir/a.json: there is no directory nodir"),
+        (["--plot", "a.xyz"], "--plot a.xyz: its name has to end in .svg"),
     ],
 )
-def test_flags_that_cannot_be_used(flags: list[str], told: str) -> None:
+def test_unusable_flags_are_refused_before_a_measurement(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match=told):
         main(["gradients", *flags])
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_ends_the_command_with_its_tables_and_the_next_one_continues(tmp_path: Path) -> None:
+    flags = ["--workers=2", "--sizes=4000", "--systems=gloo", "--loss", "--seconds=0.05", "--training-workers=0"]
+    command = [sys.executable, "-m", "benchmarks", "gradients", *flags, "--repeats=1000", f"--json={tmp_path}/a.json"]
+    kept = 0
+    for number, send in ((signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stderr is not None
+        # The terminal sends Ctrl-C to all processes.
+        lines = iter(process.stderr.readline, "")
+        first = next(line for line in lines if " of 1000: " in line)
+        assert first.startswith(f"{kept + 1} of ")
+        next(lines)
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert started
+        send(process.pid, number)
+        out, err = process.communicate()
+        psutil.wait_procs(started)
+        assert process.returncode == 128 + number
+        assert "Traceback" not in err
+        kept = len(json.loads((tmp_path / "a.json").read_text())["measurements"])
+        assert 0 < kept < 1000
+        assert f"\n{kept} of 1000 measurements: {tmp_path}/a.json\n" in out
+        assert out.startswith("| 2 workers, loopback: sum, n = ")
+
+
+def line(what: str, system: str, size: int, workers: int, value: float, **more: Any) -> dict[str, Any]:
+    """The median of a figure."""
+    about = {"system": system, "workers": workers, "bytes": size, "what": what, "loss": None}
+    return {**about, "value": value, "low": 0.9 * value, "high": 1.2 * value, "n": 3, **more}
+
+
+@pytest.mark.parametrize(("workers", "sizes"), [((2, 4, 8), (6_410_000, 3_310_000, 157_520, 40_020)), ((2,), (4000,))])
+def test_a_picture_names_its_scales_and_repeats(
+    workers: tuple[int, ...], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    lines = [line("sum", each, size, n, size / 1e5, task="sum") for n in workers for size in sizes for each in SUMMED]
+    lines += [
+        line(what, system, size, workers[0], value, task="iterations")
+        for size in sizes
+        for system in TRAINED
+        for what, value in (("iteration", 30), ("computing", 20), ("communication", 10))
+    ]
+    figures.draw(lines, tmp_path / "a.svg", "loopback")
+    drawn = (tmp_path / "a.svg").read_text()
+    for number in workers:
+        assert f"{number} workers, n = 3" in drawn
+    for size in sizes:
+        assert f"{workers[0]} workers, {size:,} bytes, n = 3" in drawn
+    for text in (
+        "ms of a sum (logarithmic)",
+        "bytes of a gradient (logarithmic)",
+        "ms of a training iteration",
+        *TRAINED,
+    ):
+        assert text in drawn
+
+
+def test_tables_say_how_often_a_goal_was_reached(tmp_path: Path) -> None:
+    lines = [line("score", "gloo", 4000, 2, 200.0, task="training")]
+    lines.append(line("to the goal", "gloo", 4000, 2, 10.0, task="training", n=2))
+    assert figures.tables(lines, "links of 50 Mbit/s") == (
+        "| 2 workers, links of 50 Mbit/s: training, n = 2 to 3 | bytes | score | s to the goal |\n"
+        "| --- | --- | --- | --- |\n"
+        "| gloo | 4,000 | 200.0 (180.0-240.0) | 10.0 (9.0-12.0), n = 2 |\n"
+    )
+    # Ctrl-C may come before a figure of the picture.
+    figures.draw(lines, tmp_path / "a.svg", "loopback")
 
 
 @contextmanager
