@@ -44,7 +44,7 @@ class RepeatFlags:
     seed: int = 0
     """Seed of the order."""
     json: Path | None = None
-    """File of all measurements and their medians; `COMMAND.json` by default. If it exists, the missing ones are added."""
+    """File of all measurements and their medians; `COMMAND.json` by default. An existing one gets the missing ones."""
     csv: Path | None = None
     """File of all measurements as a table, a figure a row."""
     plot: Path | None = None
@@ -160,7 +160,8 @@ class Measurements:
         )
         unsteady = sum(line["low"] > 0 and line["high"] / line["low"] > UNSTEADY for line in lines)
         if unsteady:
-            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {self._flags.repeats + 2} or more."
+            more = self._flags.repeats + 2
+            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {more} or more."
 
     def _read(self) -> list[dict[str, Any]]:
         """Reads the file of an earlier run.
@@ -177,12 +178,14 @@ class Measurements:
             raise SystemExit(f"{self.path} is no file of measurements ({error}): {other}") from None
         for what, now in self._about.items():
             if (differs := _difference(told[what], now)) is not None:
-                raise SystemExit(f"{self.path} has measurements of {what if what == 'command' else ''} {differs}: {other}")
+                named = "command " if what == "command" else ""
+                raise SystemExit(f"{self.path} has measurements of {named}{differs}: {other}")
         return measured
 
     def _write(self) -> None:
+        told = {**self._about, "medians": self.lines(), "measurements": self._measured}
         with replacing(self.path) as file:
-            file.write_text(json.dumps({**self._about, "medians": self.lines(), "measurements": self._measured}, indent=1))
+            file.write_text(json.dumps(told, indent=1))
 
     def _write_csv(self, path: Path) -> None:
         rows = [

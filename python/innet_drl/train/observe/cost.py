@@ -221,7 +221,7 @@ class ProcessorTime:
 
 
 class OtherPrograms:
-    """Share of hardware threads that programs used beside this process and its descendants, since the object was made."""
+    """Share of hardware threads that programs used beside this process and descendants, since the object was made."""
 
     def __init__(self, threads: Sequence[int]) -> None:
         self._threads = threads
