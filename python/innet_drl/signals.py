@@ -32,12 +32,6 @@ def handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Sign
     return {number: signal.signal(number, handler) for number in heard}
 
 
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler that raises `Interrupted`, so that every `finally` ends its processes and writes its files."""
-    leave_terminal(number)
-    raise Interrupted(number)
-
-
 def leave_terminal(number: int) -> None:
     """After SIGHUP, which tells of a lost terminal, drops output to it, which would fail."""
     if number != signal.SIGHUP:

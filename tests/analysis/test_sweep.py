@@ -141,14 +141,13 @@ def test_an_interrupted_sweep_prints_its_tables_and_continues(
     assert sweep(file, *FOUR, "--csv", str(tmp_path / "ratio.csv")) == 130
     printed = capsys.readouterr().out
     assert "recommended: --actors 4" in printed
-    assert f"6 measurements: {file}; the same command continues" in printed
+    assert f"6 measurements are in {file}; the same command adds missing ones" in printed
     assert len((tmp_path / "ratio.csv").read_text().splitlines()) == 1 + 6
     kept = read(file)["points"]
     machine.lasts = 1_000
     assert sweep(file, *FOUR) == 0
     assert len(machine.measured) == 12
-    printed = capsys.readouterr().out
-    assert f"12 measurements: {file}\n" in printed
+    assert f"12 measurements are in {file}" in capsys.readouterr().out
     assert [point["repeats"][: old["n"]] for point, old in zip(read(file)["points"], kept, strict=True)] == [
         old["repeats"] for old in kept
     ]
@@ -166,7 +165,7 @@ def test_a_signal_ends_a_sweep_as_ctrl_c_does_and_is_handled_as_before(
 
     machine.frames = frames
     assert sweep(tmp_path / "ratio.json", *FOUR) == 143
-    assert "2 measurements: " in capsys.readouterr().out
+    assert "3 measurements are in " in capsys.readouterr().out
     assert [signal.getsignal(number) for number in END_SIGNALS] == before
 
 
@@ -175,7 +174,7 @@ def test_a_sweep_that_is_interrupted_at_once_has_no_tables(
 ) -> None:
     machine.lasts = 0
     assert sweep(tmp_path / "ratio.json") == 130
-    assert "0 measurements: " in capsys.readouterr().out
+    assert "0 measurements are in " in capsys.readouterr().out
 
 
 def test_no_measurement_is_beyond_the_planned_ones(

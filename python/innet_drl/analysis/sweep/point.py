@@ -286,7 +286,7 @@ def measure(
         threads: Hardware threads of its processes.
         warm_up: Seconds from the first update to the measured time.
         seconds: Measured time.
-        progress: Shows how far it is.
+        progress: Shows how far it is, at least every half second. It may raise, which ends the run.
 
     Returns:
         The point, and the reason of each missing counter.
@@ -297,7 +297,7 @@ def measure(
     start_fork_server()
     process, pipe = start(run_point, "a run of the sweep", config, list(threads), warm_up, seconds)
     try:
-        while isinstance(message := _received(pipe), str):
+        while isinstance(message := _received(pipe, progress), str):
             progress(message)
     finally:
         pipe.close()
@@ -309,9 +309,13 @@ def measure(
     return point, missing
 
 
-def _received(pipe: Connection) -> Any:
+def _received(pipe: Connection, progress: Callable[[str], None]) -> Any:
     """The next message of a point's process, or its failure."""
     try:
-        return pipe.recv() if pipe.poll(ANSWER_SECONDS) else ProcessFailure("it does not answer", fatal=True)
+        for _ in range(int(ANSWER_SECONDS / REPORT_SECONDS)):
+            if pipe.poll(REPORT_SECONDS):
+                return pipe.recv()
+            progress("waiting")
+        return ProcessFailure("it does not answer", fatal=True)
     except (EOFError, OSError):
         return ProcessFailure("its process ended, perhaps for want of memory", fatal=True)

@@ -24,7 +24,7 @@ from innet_drl.analysis.sweep.knee import curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
 from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
-from innet_drl.signals import handle, interrupt
+from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments, preset
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.files import check_output
@@ -88,34 +88,35 @@ def run(flags: RatioFlags) -> None:
             if len(sweep.repeats.get(key, ())) <= repeat
         ]
         for number, key in enumerate(missing, 1):
-            name = f"{swept}, measurement {number} of {len(missing)}: {output.name(key)}"
-            point, sweep.missing = measure(
-                settings_of(config, key[0], key[2], flags.seconds),
-                available[: key[1]],
-                flags.warm_up,
-                flags.seconds,
-                functools.partial(page.progress, name),
-            )
+            say = functools.partial(progress, f"{swept}, measurement {number} of {len(missing)}: {output.name(key)}")
+            chosen = settings_of(config, key[0], key[2], flags.seconds)
+            point, sweep.missing = measure(chosen, available[: key[1]], flags.warm_up, flags.seconds, say)
             sweep.measured.append(point)
             sweep.save(flags.json)
             page.print(f"{output.name(key)}: {point.frames_per_s:,.0f} frames/s, {point.updates_per_s:,.1f} updates/s")
         return [combined(sweep.repeats[key]) for key in keys]
 
-    before = handle(interrupt)
-    ending = "; the same command continues"
+    def progress(what: str, done: str) -> None:
+        # Only here: a process that is interrupted while it starts prints a traceback.
+        for number in came:
+            leave_terminal(number)
+            raise Interrupted(number)
+        page.progress(what, done)
+
+    came: list[int] = []
+    before = handle(lambda number, frame: came.append(number))
     try:
         with page_of_command(f"sweep of {config.environment_name}") as page:
             if flags.grid:
                 measured("grid", lists.grid)
             else:
                 propose(lists, sweep, _axes(lists, config, measured), measured)
-        ending = ""
     finally:
         if sweep.measured:
             sweep.results = results(sweep)
             sweep.save(flags.json)
             output.report(sweep, flags.csv, plot)
-        print(f"{len(sweep.measured)} measurements: {flags.json}{ending}")
+        print(f"{len(sweep.measured)} measurements are in {flags.json}; the same command adds missing ones")
         for number, handler in before.items():
             signal.signal(number, handler)
 
