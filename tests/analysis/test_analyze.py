@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from innet_drl.train.settings.machine import cores
 # Each point is a run with processes of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "2", "--warm-up", "0.1"]
+SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "2", "--warm-up", "0.1", "--repeats", "1"]
 FIELDS = {
     *("actors", "threads", "environments", "frames_per_s", "updates_per_s", "samples_per_insert"),
     *("cpu", "gpu", "cpu_watts", "gpu_watts", "watts", "frames_per_joule"),
@@ -89,14 +90,14 @@ def test_counters_that_are_missing_are_named(swept: Path, tmp_path: Path, capfd:
     if "RAPL" not in missing:
         pytest.skip("this machine has RAPL")
     assert main(ratio(file, "--actors", "1", "--threads", "1", "--environments", "4", "--grid")) == 0
-    assert "no RAPL, whose columns are empty: " in capfd.readouterr().out
+    assert "no RAPL, and no columns of it: " in capfd.readouterr().out
     assert {(point["watts"], point["frames_per_joule"]) for point in points(file)} == {(None, None)}
 
 
 def test_another_machine_is_predicted(swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "predicted.json"
     assert main(["analyze", "what-if", str(swept), "--cores", "64", "--json", str(file)]) == 0
-    asked = json.loads(file.read_text())["asked machine"]
+    asked = json.loads(file.read_text())["asked machine, predicted"]
     assert asked["threads"] == 64
     assert asked["frames_per_s"] > 0
     printed = capsys.readouterr().out
@@ -104,24 +105,25 @@ def test_another_machine_is_predicted(swept: Path, tmp_path: Path, capsys: pytes
     assert "64 threads are more than the 1 that were measured" in printed
 
 
-def test_an_interrupted_sweep_keeps_its_points_and_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_told_to_end_prints_its_points_and_ends_its_processes(tmp_path: Path, number: int) -> None:
     file = tmp_path / "ratio.json"
-    flags = ["--actors", "1", "2", "--threads", "1", "--environments", "4", "--grid"]
+    # More repeats than anybody waits for.
+    flags = ["--actors", "1", "--threads", "1", "--environments", "4", "--repeats", "100"]
     command = [sys.executable, "-m", "innet_drl", *ratio(file, *flags)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
         assert sweep.stderr is not None
-        assert any("frames/s" in line for line in sweep.stderr)
+        first = list(itertools.takewhile(lambda line: "frames/s" not in line, sweep.stderr))
         started = psutil.Process(sweep.pid).children(recursive=True)
-        sweep.send_signal(signal.SIGINT)
+        sweep.send_signal(number)
         out, errors = sweep.communicate()
-    assert sweep.returncode == -signal.SIGINT, errors
-    assert f"{file} keeps 1 points; the same command continues" in out
+    assert sweep.returncode == -number, errors
+    assert "Traceback" not in "".join([*first, errors])
+    assert "recommended: --actors" in out
     assert psutil.wait_procs(started, timeout=60)[1] == []
-    kept = points(file)
-    assert len(kept) == 1
-    assert main(ratio(file, *flags)) == 0
-    assert points(file)[:1] == kept
-    assert len(points(file)) == 2
+    (point,) = points(file)
+    assert 1 <= point["n"] < 100
+    assert f"{point['n']} measurements are in {file}; the same command adds missing ones" in out
 
 
 def test_busy_threads_are_found_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +145,7 @@ def test_lists_fit_the_machine() -> None:
     assert (lists.actors, lists.threads, lists.environments) == ([1, 2, 3, 4], [1, 2], [4, 8, 16, 32])
     lists = lists_of(RatioFlags(actors=(4, 1, 4)), config, 12)
     assert (lists.actors, lists.threads) == ([1, 4], [1, 2, 4, 8, 12])
-    assert len(lists.grid) == lists.most_points(grid=True) == 2 * 5 * 4
-    assert lists.most_points(grid=False) == 2 + 5 - 1 + 4 - 1 + 2
+    assert len(lists.grid) == 2 * 5 * 4
 
 
 @pytest.mark.parametrize(
@@ -181,14 +182,14 @@ def test_a_file_of_another_machine_is_refused(swept: Path, tmp_path: Path, capsy
     file.write_text(json.dumps(values))
     assert main(ratio(file)) == 1
     errors = capsys.readouterr().err
-    assert f"error: {file} was measured on another machine: processor another one (here " in errors
-    assert "hardware threads 640 (here " in errors
+    assert f"error: {file} was measured with processor another one (now " in errors
+    assert "hardware threads 640 (now " in errors
     assert json.loads(file.read_text()) == values
 
 
 def test_a_file_of_other_settings_is_refused(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ratio(swept), "--settings", "min_size=200", "batch_size=128"]) == 1
-    assert "was measured with another min_size, batch_size (preset cartpole)" in capsys.readouterr().err
+    assert "was measured with min_size 128 (now 200), batch_size 64 (now 128): choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["no json", "{}", "[]", '{"machine": {}, "points": [{}]}'])

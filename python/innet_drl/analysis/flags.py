@@ -44,10 +44,16 @@ class RatioFlags:
     warm_up: Positive = 3.0
     """Seconds from a point's first update to its measured time, at least: it begins once the replay ratio was reached
     for so long, or after ten times as long."""
+    repeats: Count = 3
+    """Measurements of each point, whose medians decide. Each time the points of a list have another order."""
+    seed: int = 0
+    """Seed of the order."""
     json: Path = Path("ratio.json")
-    """File for the results. Points that it has are not measured again: an interrupted sweep continues."""
+    """File for all measurements and the results. If it exists, the missing measurements are added."""
+    csv: Path | None = None
+    """File for all measurements as a table, a row each. It is written anew, as is the picture."""
     plot: Path | None = None
-    """Picture, .svg or .png; needs matplotlib. Beside the JSON file by default."""
+    """Picture, .svg, .png or .pdf; needs matplotlib. Beside the JSON file by default."""
 
 
 @dataclass(frozen=True)
@@ -67,4 +73,4 @@ class WhatIfFlags:
     environments: Count | None = None
     """Environments of an actor; the recommended number of the sweep by default."""
     json: Path | None = None
-    """File for the prediction."""
+    """File for the prediction, which is written anew."""

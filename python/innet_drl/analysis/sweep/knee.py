@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from innet_drl.analysis.sweep.point import Point
+from innet_drl.analysis.sweep.point import NUMBERS, Point
 
 ELASTICITY = 0.5
 """Elasticity at the knee: 10 % more actors or threads give 5 % more frames."""
@@ -16,8 +16,6 @@ SMALLEST_CURVE = 3
 """Least number of points for a fit; with two points the elasticity is their slope."""
 SHARPEST = 16.0
 """Largest sharpness of a knee: the curve is then within 5 % of its two straight parts."""
-NUMBERS = ("actors", "threads", "environments")
-"""Numbers that a sweep varies."""
 NEAR_BEST = 0.97
 """Share of the highest rates that is good enough to recommend fewer threads, actors and environments."""
 

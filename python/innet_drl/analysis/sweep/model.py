@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, least_squares, nnls
 
-from innet_drl.analysis.sweep.point import Point
+from innet_drl.analysis.sweep.point import NUMBERS, Point
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.observe.stopwatch import MEMORY, WAITING
 from innet_drl.train.settings.config import Config
@@ -238,19 +238,21 @@ def fit(points: Sequence[Point], config: Config, gpus: int) -> Model:
     return changed(least_squares(residuals, (0.0, 0.0, 0.0, 0.3), bounds=bounds, loss="soft_l1").x)
 
 
-def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[float]:
-    """Returns the relative error of each usable point's frames a second, predicted from all others.
-
-    It is empty with too few points.
-    """
+def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> dict[str, Any] | None:
+    """Returns the errors of frames a second at points that are left out of the fit; `None` with too few points."""
     used, errors = usable(points), []
     if len(used) <= SMALLEST_FIT:
-        return []
+        return None
     for index, point in enumerate(used):
         others = [*used[:index], *used[index + 1 :]]
         predicted = fit(others, config, gpus).predict(Setting(*point.key, gpus)).frames_per_s
-        errors.append(abs(predicted / point.frames_per_s - 1))
-    return errors
+        errors.append((round(abs(predicted / point.frames_per_s - 1), 4), point.key))
+    largest, key = max(errors)
+    return {
+        "left_out_error_median": statistics.median(error for error, _ in errors),
+        "left_out_error_largest": largest,
+        "largest_at": dict(zip(NUMBERS, key, strict=True)),
+    }
 
 
 def _direct(points: Sequence[Point], gpus: int) -> Services:

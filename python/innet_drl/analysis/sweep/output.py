@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from innet_drl.analysis import pictures
-from innet_drl.analysis.sweep.knee import NUMBERS, curve_of
-from innet_drl.analysis.sweep.point import Point
+from innet_drl.analysis.sweep.knee import curve_of
+from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined
 from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
 from innet_drl.train.observe.display import aligned
 
+NOISY = 0.05
+"""Share of the hardware threads that other programs may use without a warning."""
+SPREAD = (statistics.median, min, max)
 GREY = "#888888"
-SPEED_UP = "speed-up"
+SPEED_UP = "rate, first point = 1"
 ROWS = {
     SPEED_UP: {"frames/s": "frames_per_s", "updates/s": "updates_per_s"},
-    "utilization": {"CPU": "cpu", "GPU": "gpu"},
+    "utilization, share of 1": {"CPU": "cpu", "GPU": "gpu", "other programs": "others"},
     "power, W": {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"},
 }
 """Rows of the picture, with the curves of each."""
+COLUMNS = {
+    "actors": ("actors", ".0f"),
+    "threads": ("threads", ".0f"),
+    "environments": ("environments", ".0f"),
+    "frames/s": ("frames_per_s", ",.0f"),
+    "updates/s": ("updates_per_s", ",.1f"),
+    "ratio": ("samples_per_insert", ".2f"),
+    "CPU": ("cpu", ".0%"),
+    "GPU": ("gpu", ".0%"),
+    "CPU W": ("cpu_watts", ".1f"),
+    "GPU W": ("gpu_watts", ".1f"),
+    "frames/J": ("frames_per_joule", ",.1f"),
+    "others": ("others", ".0%"),
+}
+"""Columns of the table of points, with their formats."""
 
 
 def machine(found: Machine) -> str:
@@ -29,47 +51,46 @@ def machine(found: Machine) -> str:
     return f"{found.processor}, {found.threads} hardware threads{cores}, {found.memory_bytes >> 30} GiB; {learner}"
 
 
-def name(key: tuple[int, int, int]) -> str:
+def name(key: Key) -> str:
     """A point's actors, threads and environments."""
     return f"{key[0]} actors, {key[1]} threads, {key[2]} environments"
 
 
-def line(point: Point) -> str:
-    """A point in one line."""
-    return f"{name(point.key)}: {point.frames_per_s:,.0f} frames/s, {point.updates_per_s:,.1f} updates/s"
+def cell(repeats: Sequence[Point], column: str) -> str:
+    """The median of a point's repeats with the smallest and largest value: `12.0 (11.5-12.6)`."""
+    attribute, form = COLUMNS[column]
+    values = [getattr(combined(repeats, of), attribute) for of in SPREAD]
+    value, low, high = ("" if None in values else format(value, form) for value in values)
+    return value if low == high else f"{value} ({low}-{high})"
 
 
-def _optional(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def points(sweep: Sweep) -> str:
+    """All points as a table, without columns of missing counters."""
+    columns = [column for column in COLUMNS if cell(sweep.measured[:1], column)]
+    rows = [(*(cell(repeats, column) for column in columns), str(len(repeats))) for repeats in sweep.repeats.values()]
+    return aligned([(*columns, "n"), *rows])
 
 
-COLUMNS: dict[str, Callable[[Point], str]] = {
-    "actors": lambda point: str(point.actors),
-    "threads": lambda point: str(point.threads),
-    "environments": lambda point: str(point.environments),
-    "frames/s": lambda point: f"{point.frames_per_s:,.0f}",
-    "updates/s": lambda point: f"{point.updates_per_s:,.1f}",
-    "ratio": lambda point: f"{point.samples_per_insert:.2f}",
-    "CPU": lambda point: f"{point.cpu:.0%}",
-    "GPU": lambda point: _optional(point.gpu, ".0%"),
-    "CPU W": lambda point: _optional(point.cpu_watts, ".1f"),
-    "GPU W": lambda point: _optional(point.gpu_watts, ".1f"),
-    "frames/J": lambda point: _optional(point.frames_per_joule, ",.1f"),
-    "others": lambda point: f"{point.others:.0%}",
-}
-"""Columns of the table of points."""
+def disturbed(sweep: Sweep) -> list[str]:
+    """The points that other programs may have disturbed, as a line if there are any."""
+    most = {key: max(point.others for point in repeats) for key, repeats in sweep.repeats.items()}
+    noisy = "; ".join(f"{name(key)} ({share:.0%})" for key, share in most.items() if share > NOISY)
+    return [f"disturbed by other programs, end them and measure into another file: {noisy}"] if noisy else []
 
 
-def points(found: Sequence[Point]) -> str:
-    """All points as a table."""
-    ordered = sorted(found, key=lambda point: (point.threads, point.environments, point.actors))
-    return aligned([list(COLUMNS), *([cell(point) for cell in COLUMNS.values()] for point in ordered)])
+def errors(model: dict[str, Any] | None) -> str:
+    """The model's errors."""
+    if model is None:
+        return "error of the model: unknown with so few points"
+    median, largest = model["left_out_error_median"], model["left_out_error_largest"]
+    where = f"median {median:.0%}, largest {largest:.0%} ({name((*model['largest_at'].values(),))})"
+    return f"error of the model's frames/s on this machine, at points that are left out of the fit: {where}"
 
 
 def summary(sweep: Sweep) -> str:
     """The results of the points, and the missing counters."""
     found = sweep.results
-    lines = [f"no {counter}, whose columns are empty: {reason}" for counter, reason in sweep.missing.items()]
+    lines = [f"no {counter}, and no columns of it: {reason}" for counter, reason in sweep.missing.items()]
     for what, at in found["knee"].items():
         reached = "beyond the swept numbers" if at is None else f"{at:g}"
         lines.append(f"knee, where 10 % more {what} buy less than 5 % more frames: {reached}")
@@ -83,13 +104,20 @@ def summary(sweep: Sweep) -> str:
         f"recommended: --actors {chosen['actors']} --environments {chosen['environments']} on {chosen['threads']} "
         f"hardware threads, {chosen['share_of_best']:.0%} of the highest rates"
     )
-    model = found["model"]
-    if model is not None:
-        lines.append(
-            "model: frames/s of a point that is left out of the fit are off by "
-            f"{model['left_out_error_median']:.0%} at the median, {model['left_out_error_largest']:.0%} at most"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, errors(found["model"]), *disturbed(sweep)])
+
+
+def report(sweep: Sweep, table: Path | None, plot: Path) -> None:
+    """Prints the results, and writes the files beside the sweep's own."""
+    print(points(sweep), "medians of n measurements (smallest-largest)", summary(sweep), sep="\n")
+    if table is not None:
+        sweep.save_csv(table)
+        print(f"written anew: {table}")
+    if pictures.can_draw():
+        draw(sweep, plot)
+        print(f"written anew: {plot}")
+    else:
+        print("no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
 
 
 def draw(sweep: Sweep, path: Path) -> None:
@@ -98,25 +126,31 @@ def draw(sweep: Sweep, path: Path) -> None:
     Raises:
         RunFolderError: The file cannot be written.
     """
-    with pictures.drawing(path, 11, 7) as figure:
-        for across, name in zip(figure.subplots(3, 3).T, NUMBERS, strict=True):
-            curve = curve_of(sweep.points, name)
-            counts = [getattr(point, name) for point in curve]
-            for axis, (title, shown) in zip(across, ROWS.items(), strict=True):
-                for label, attribute in shown.items():
-                    values = [getattr(point, attribute) for point in curve]
-                    if None not in values:
-                        base = (values[0] or 1.0) if title == SPEED_UP else 1.0
-                        axis.plot(counts, [value / base for value in values], "o-", label=label, ms=4)
-                if not axis.lines:
-                    axis.text(0.5, 0.5, "no counter", transform=axis.transAxes, ha="center", color=GREY)
+    rows = [row for row in ROWS if any(getattr(sweep.measured[0], name) is not None for name in ROWS[row].values())]
+    n = " or ".join(map(str, sorted({len(repeats) for repeats in sweep.repeats.values()})))
+    several = [name for name in NUMBERS if len(curve_of(sweep.points, name)) > 1] or NUMBERS[:1]
+    style: dict[Any, object] = {"lines.markersize": 4, "errorbar.capsize": 3}
+    with pictures.drawing(path, 3.4 * len(several), 0.5 + 2.6 * len(rows), style) as figure:
+        figure.suptitle(f"{sweep.config.environment_name}: median, smallest, largest of n = {n}")
+        for across, swept in zip(figure.subplots(len(rows), len(several), squeeze=False).T, several, strict=True):
+            curve = curve_of(sweep.points, swept)
+            spreads = [[combined(sweep.repeats[point.key], of) for point in curve] for of in SPREAD]
+            numbers = [getattr(point, swept) for point in curve]
+            others = ", ".join(f"{getattr(curve[0], other)} {other}" for other in NUMBERS if other != swept)
+            for axis, row in zip(across, rows, strict=True):
+                for label, attribute in ROWS[row].items():
+                    values = np.array([[getattr(point, attribute) for point in points] for points in spreads], float)
+                    # A missing counter has no values.
+                    if not np.isnan(values).any():
+                        middle, low, high = values / ((values[0, 0] or 1.0) if row == SPEED_UP else 1.0)
+                        axis.errorbar(numbers, middle, (middle - low, high - middle), fmt="o-", label=label)
                 axis.set_ylim(bottom=0)
-                axis.xaxis.get_major_locator().set_params(integer=True)
-                axis.set_xlabel(name)
-                axis.set_title(title)
-            across[0].plot(counts, [count / counts[0] for count in counts], ":", color=GREY, label="ideal")
-            if (knee := sweep.results["knee"].get(name)) is not None:
+                axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+                axis.set_xlabel(f"{swept} ({others})")
+                axis.set_ylabel(row)
+            ideal = [number / numbers[0] for number in numbers]
+            across[0].plot(numbers, ideal, ":", color=GREY, label="ideal", scaley=False)
+            if (knee := sweep.results["knee"].get(swept)) is not None:
                 across[0].axvline(knee, color=GREY, lw=0.8, label="knee")
             for axis in across:
-                if axis.lines:
-                    axis.legend(fontsize=7)
+                axis.legend(fontsize=7)

@@ -1,10 +1,11 @@
-"""One point of a sweep: a short training run after a warm-up, in processes of its own."""
+"""One point of a sweep: short training runs after a warm-up, in processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import signal
 import statistics
 import tempfile
 import time
@@ -45,6 +46,12 @@ NEAR_RATIO = 0.1
 """Relative error of the replay ratio below which the warm-up ends: the faster side then waits for the other."""
 LONGEST_WARM_UP = 10.0
 """Longest warm-up, as a multiple of `--warm-up`; the point then has another ratio."""
+NUMBERS = ("actors", "threads", "environments")
+"""Numbers that a sweep varies."""
+ROLES = ("actor", "learner")
+
+Key = tuple[int, int, int]
+"""The `NUMBERS` of a point."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point. Values whose counter is missing are `None`."""
+    """A measurement of a point, or medians. Values whose counter is missing are `None`."""
 
     actors: int
     threads: int
@@ -78,8 +85,12 @@ class Point:
     """Share of the time in which the GPUs computed."""
     cpu_watts: float | None
     """Power of the processors."""
+    gpu_watts: float | None
+    """Power of the learners' GPUs."""
     watts: float | None
     """Power of processors and GPUs."""
+    frames_per_joule: float | None
+    """Environment frames of a joule."""
     others: float
     """Share of the hardware threads that other programs used: close to 0 on a quiet machine."""
     seconds: float
@@ -90,19 +101,26 @@ class Point:
     learner: Role
 
     @property
-    def gpu_watts(self) -> float | None:
-        """Power of the learners' GPUs."""
-        return None if None in (self.gpu, self.watts) else self.watts - self.cpu_watts  # type: ignore[operator]
-
-    @property
-    def frames_per_joule(self) -> float | None:
-        """Environment frames of a joule."""
-        return self.frames_per_s / self.watts if self.watts else None
-
-    @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         """Actors, threads and environments."""
         return self.actors, self.threads, self.environments
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Point:
+        """Makes a point of the values of `dataclasses.asdict`."""
+        return cls(**values | {role: Role(**values[role]) for role in ROLES})
+
+
+def combined(repeats: Sequence[Point], of: Callable[[Any], Any] = statistics.median) -> Point:
+    """Returns a point with the median of each value, or with its `min` or `max`."""
+    return Point.read(_combined([dataclasses.asdict(point) for point in repeats], of))
+
+
+def _combined(values: Sequence[Any], of: Callable[[Any], Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {name: _combined([each.get(name, 0.0) for each in values], of) for name in values[0]}
+    # The median of two equal integers would be a float.
+    return None if None in values else values[0] if len(set(values)) == 1 else of(values)
 
 
 class _Measured(Exception):  # noqa: N818 - it ends the run of a point that was measured
@@ -193,7 +211,9 @@ class _Watch(train.Callback):
             cpu=round(whole / available, 4),
             gpu=round(statistics.fmean(self._gpu), 4) if self._gpu else None,
             cpu_watts=_watts(energy.cpu, elapsed),
+            gpu_watts=_watts(energy.gpu, elapsed) if self._gpu else None,
             watts=_watts(joules, elapsed),
+            frames_per_joule=round(frames * elapsed / joules, 3) if joules else None,
             others=round(self._others.share(), 4),
             seconds=round(elapsed, 3),
             frames_per_step=int(self._lines[-1]["env_frames"] // max(1, self._lines[-1]["agent_steps"])),
@@ -240,19 +260,20 @@ def settings_of(config: Config, actors: int, environments: int, seconds: float) 
 
 def run_point(config: Config, threads: Sequence[int], warm_up: float, seconds: float, pipe: Connection) -> None:
     """The main function of a point's process, whose CPU affinity its actors inherit."""
-    os.sched_setaffinity(0, threads)
-    prepare_to_play()
-    watch = _Watch(config, threads, warm_up, seconds)
-    watch.say = pipe.send
-    try:
-        with tempfile.TemporaryDirectory(prefix="innet-") as folder, contextlib.suppress(_Measured):
-            train.run(config, callbacks=[watch], folder=Path(folder) / "run")
-        pipe.send((watch.point, watch.missing))
-    except (Stopped, BrokenPipeError):
-        # Ctrl-C ends the sweep.
-        pass
-    except Exception as error:
-        pipe.send(ProcessFailure.of(error, fatal=True))
+    # `measure` ends this process, in the end or early.
+    with contextlib.suppress(Stopped, BrokenPipeError):
+        os.sched_setaffinity(0, threads)
+        prepare_to_play()
+        watch = _Watch(config, threads, warm_up, seconds)
+        watch.say = pipe.send
+        try:
+            with tempfile.TemporaryDirectory(prefix="innet-") as folder, contextlib.suppress(_Measured):
+                train.run(config, callbacks=[watch], folder=Path(folder) / "run")
+            message: Any = (watch.point, watch.missing)
+        except Exception as error:
+            message = ProcessFailure.of(error, fatal=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pipe.send(message)
 
 
 def measure(
@@ -265,7 +286,7 @@ def measure(
         threads: Hardware threads of its processes.
         warm_up: Seconds from the first update to the measured time.
         seconds: Measured time.
-        progress: Shows how far it is.
+        progress: Shows how far it is, at least every half second. It may raise, which ends the run.
 
     Returns:
         The point, and the reason of each missing counter.
@@ -276,7 +297,7 @@ def measure(
     start_fork_server()
     process, pipe = start(run_point, "a run of the sweep", config, list(threads), warm_up, seconds)
     try:
-        while isinstance(message := _received(pipe), str):
+        while isinstance(message := _received(pipe, progress), str):
             progress(message)
     finally:
         pipe.close()
@@ -288,9 +309,13 @@ def measure(
     return point, missing
 
 
-def _received(pipe: Connection) -> Any:
+def _received(pipe: Connection, progress: Callable[[str], None]) -> Any:
     """The next message of a point's process, or its failure."""
     try:
-        return pipe.recv() if pipe.poll(ANSWER_SECONDS) else ProcessFailure("it does not answer", fatal=True)
+        for _ in range(int(ANSWER_SECONDS / REPORT_SECONDS)):
+            if pipe.poll(REPORT_SECONDS):
+                return pipe.recv()
+            progress("waiting")
+        return ProcessFailure("it does not answer", fatal=True)
     except (EOFError, OSError):
         return ProcessFailure("its process ended, perhaps for want of memory", fatal=True)

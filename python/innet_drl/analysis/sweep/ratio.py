@@ -1,40 +1,44 @@
-"""`innet-drl analyze ratio`: measures points one after the other, and reports results.
+"""`innet-drl analyze ratio`: measures points several times, one list after the other, and reports results.
 
 Actors are swept with all threads, threads with the best number of actors, and environments with this number and all
-threads. The model then proposes the best other combinations of the lists, which are measured, too.
+threads. The model then proposes the best other combinations of the lists, which are measured, too. Medians decide.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
-import statistics
-from collections.abc import Callable
+import random
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import innet_drl as innet
 from innet_drl.analysis.flags import RatioFlags
-from innet_drl.analysis.pictures import can_draw
+from innet_drl.analysis.pictures import PICTURES, can_draw
 from innet_drl.analysis.sweep import output
-from innet_drl.analysis.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
+from innet_drl.analysis.sweep.knee import curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
-from innet_drl.analysis.sweep.point import Point, measure, settings_of
+from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
+from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments, preset
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.files import check_output
 from innet_drl.train.flags import keyword_arguments
 from innet_drl.train.observe.display import page_of_command
 from innet_drl.train.settings.config import Config, read_settings
+from innet_drl.train.settings.machine import commit
 
 PROPOSALS = 2
 """Points that the model proposes and the sweep measures."""
-NOISY = 0.05
-"""Share of the hardware threads that other programs may use without a warning."""
 CPUS = Path("/sys/devices/system/cpu")
 
-Key = tuple[int, int, int]
-"""Actors, threads, environments."""
+Measure = Callable[[str, Sequence[Key]], list[Point]]
+"""Measures what is missing of the points of a list with this name, and returns their medians."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +49,6 @@ class Lists:
     threads: list[int]
     environments: list[int]
 
-    def most_points(self, *, grid: bool) -> int:
-        """Points of a sweep, at most."""
-        swept = len(self.actors) + len(self.threads) + len(self.environments) - 2 + PROPOSALS
-        return len(self.grid) if grid else min(swept, len(self.grid))
-
     @property
     def grid(self) -> list[Key]:
         """Every combination."""
@@ -57,69 +56,69 @@ class Lists:
 
 
 def run(flags: RatioFlags) -> None:
-    """Measures the points that are missing in the file, and prints, writes and draws the results.
+    """Measures what is missing in the file; prints, writes and draws the results, also when it is ended early.
 
     Raises:
-        ConfigurationError: An unusable flag, or a file of another machine.
+        ConfigurationError: An unusable flag, or a file of another machine, other settings or conditions.
         ProcessError: A run failed.
-        KeyboardInterrupt: Ctrl-C; the file has the points measured so far.
+        Interrupted: Ctrl-C or another signal.
     """
     config = settings(flags)
     available = hardware_threads()
     lists = lists_of(flags, config, len(available))
-    sweep = Sweep(this_machine(config.device), flags.preset, config).continued(flags.json)
+    plot = flags.plot or flags.json.with_suffix(".svg")
+    check_output("--json", flags.json)
+    check_output("--csv", flags.csv)
+    check_output("--plot", plot, PICTURES)
+    if len({flags.json, flags.csv, plot}) < 3:
+        raise ConfigurationError("--json, --csv and --plot: each needs a file of its own")
+    if flags.plot and not can_draw():
+        raise ConfigurationError("--plot: matplotlib is not installed (pip install 'innet-drl[bench]')")
+    conditions = {name: getattr(flags, name) for name in ("seconds", "warm_up")}
+    conditions |= {"commit": commit(), "innet_drl": innet.__version__}
+    sweep = Sweep(this_machine(config.device), flags.preset, config, conditions=conditions).continued(flags.json)
     print(output.machine(sweep.machine))
     sweep.save(flags.json)
 
-    # The file may also have points of other lists.
-    planned = len({point.key for point in sweep.points} - set(lists.grid)) + lists.most_points(grid=flags.grid)
-
-    def measured(key: Key) -> Point:
-        found = sweep.point(key)
-        if found is None:
-            found, missing = measure(
-                settings_of(config, key[0], key[2], flags.seconds),
-                available[: key[1]],
-                flags.warm_up,
-                flags.seconds,
-                lambda done: page.progress(
-                    f"point {len(sweep.points) + 1} of up to {planned}, {output.name(key)}", done
-                ),
-            )
-            sweep.points.append(found)
-            sweep.missing = missing
+    def measured(swept: str, keys: Sequence[Key]) -> list[Point]:
+        missing = [
+            key
+            for repeat in range(flags.repeats)
+            for key in random.Random(f"{flags.seed} {repeat}").sample(keys, len(keys))
+            if len(sweep.repeats.get(key, ())) <= repeat
+        ]
+        for number, key in enumerate(missing, 1):
+            say = functools.partial(progress, f"{swept}, measurement {number} of {len(missing)}: {output.name(key)}")
+            chosen = settings_of(config, key[0], key[2], flags.seconds)
+            point, sweep.missing = measure(chosen, available[: key[1]], flags.warm_up, flags.seconds, say)
+            sweep.measured.append(point)
             sweep.save(flags.json)
-            page.print(output.line(found))
-        return found
+            page.print(f"{output.name(key)}: {point.frames_per_s:,.0f} frames/s, {point.updates_per_s:,.1f} updates/s")
+        return [combined(sweep.repeats[key]) for key in keys]
 
+    def progress(what: str, done: str) -> None:
+        # Only here: a process that is interrupted while it starts prints a traceback.
+        for number in came:
+            leave_terminal(number)
+            raise Interrupted(number)
+        page.progress(what, done)
+
+    came: list[int] = []
+    before = handle(lambda number, frame: came.append(number))
     try:
         with page_of_command(f"sweep of {config.environment_name}") as page:
             if flags.grid:
-                for key in lists.grid:
-                    measured(key)
+                measured("grid", lists.grid)
             else:
-                _axes(lists, config, measured)
-                propose(lists, sweep, measured)
-    except KeyboardInterrupt:
-        print(f"interrupted: {flags.json} keeps {len(sweep.points)} points; the same command continues with the rest")
-        raise
-    sweep.results = results(sweep)
-    sweep.save(flags.json)
-    print(output.points(sweep.points))
-    print(output.summary(sweep))
-    plot = flags.plot or flags.json.with_suffix(".svg")
-    if can_draw():
-        output.draw(sweep, plot)
-        print(f"results: {flags.json}, {plot}")
-    else:
-        print(f"results: {flags.json}; no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
-    noisy = [point for point in sweep.points if point.others > NOISY]
-    if noisy:
-        most = max(point.others for point in noisy)
-        print(
-            f"not a quiet machine: other programs used up to {most:.0%} of the hardware threads at {len(noisy)} "
-            "points: end them, delete the file and measure again"
-        )
+                propose(lists, sweep, _axes(lists, config, measured), measured)
+    finally:
+        if sweep.measured:
+            sweep.results = results(sweep)
+            sweep.save(flags.json)
+            output.report(sweep, flags.csv, plot)
+        print(f"{len(sweep.measured)} measurements are in {flags.json}; the same command adds missing ones")
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def settings(flags: RatioFlags) -> Config:
@@ -167,36 +166,39 @@ def lists_of(flags: RatioFlags, config: Config, available: int) -> Lists:
     return Lists(actors, threads, chosen)
 
 
-def _axes(lists: Lists, config: Config, measured: Callable[[Key], Point]) -> None:
+def _axes(lists: Lists, config: Config, measured: Measure) -> list[Point]:
     """Measures one list after the other."""
     all_threads = lists.threads[-1]
     environments = config.environments if config.environments in lists.environments else lists.environments[0]
-    actors = recommended([measured((actors, all_threads, environments)) for actors in lists.actors]).actors
-    for threads in lists.threads:
-        measured((actors, threads, environments))
-    for number in lists.environments:
-        measured((actors, all_threads, number))
+    points = measured("actors", [(actors, all_threads, environments) for actors in lists.actors])
+    actors = recommended(points).actors
+    points += measured("threads", [(actors, threads, environments) for threads in lists.threads])
+    return points + measured("environments", [(actors, all_threads, number) for number in lists.environments])
 
 
-def propose(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> None:
+def propose(lists: Lists, sweep: Sweep, swept: Sequence[Point], measured: Measure) -> None:
     """Measures the combinations that the model, fitted to all points, predicts as best."""
-    for _ in range(PROPOSALS):
-        left = [key for key in lists.grid if sweep.point(key) is None]
+    keys = {point.key for point in swept}
+    proposed = [key for key in lists.grid if key in sweep.repeats and key not in keys]
+    # An earlier run of the command may have been interrupted.
+    measured("proposals", proposed)
+    for _ in range(PROPOSALS - len(proposed)):
+        left = [key for key in lists.grid if key not in sweep.repeats]
         if not left or len(usable(sweep.points)) < SMALLEST_FIT:
             break
         model = fit(sweep.points, sweep.config, sweep.gpus)
         rates = {key: model.predict(Setting(*key, gpus=sweep.gpus)).frames_per_s for key in left}
-        measured(max(left, key=lambda key: rates[key]))
+        measured("proposal", [max(left, key=lambda key: rates[key])])
 
 
 def results(sweep: Sweep) -> dict[str, Any]:
     """Returns the results of the points, for the file."""
     points, best = sweep.points, recommended(sweep.points)
-    curves = {name: curve_of(points, name) for name in ("actors", "threads")}
-    found = {
-        name: knee([getattr(point, name) for point in curve], [point.frames_per_s for point in curve])
-        for name, curve in curves.items()
-    }
+    found = {}
+    for name in ("actors", "threads"):
+        curve = curve_of(points, name)
+        found[name] = knee([getattr(point, name) for point in curve], [point.frames_per_s for point in curve])
+    errors = left_out_errors(points, sweep.config, sweep.gpus)
     multiprocessors = sweep.machine.multiprocessors
     threads = best.threads if found["threads"] is None else found["threads"]
     chosen = {name: getattr(best, name) for name in NUMBERS}
@@ -204,20 +206,7 @@ def results(sweep: Sweep) -> dict[str, Any]:
         "knee": found,
         "threads_per_sm": round(threads / multiprocessors, 4) if multiprocessors else None,
         "recommended": {**chosen, "share_of_best": round(quality(best, points), 4)},
-        "model": model_of(sweep),
-    }
-
-
-def model_of(sweep: Sweep) -> dict[str, Any] | None:
-    """Returns the model's service times and leave-one-out errors; `None` with too few points."""
-    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
-    if not errors:
-        return None
-    services = fit(sweep.points, sweep.config, sweep.gpus).services
-    return {
-        "services": dataclasses.asdict(services),
-        "left_out_error_median": round(statistics.median(errors), 4),
-        "left_out_error_largest": round(max(errors), 4),
+        "model": errors and {"services": dataclasses.asdict(fit(points, sweep.config, sweep.gpus).services), **errors},
     }
 
 

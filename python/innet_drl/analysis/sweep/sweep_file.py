@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from dataclasses import dataclass, field
@@ -10,14 +11,17 @@ from typing import Any
 
 import psutil
 
-from innet_drl.analysis.sweep.point import Point, Role
+import innet_drl as innet
+from innet_drl.analysis.sweep.point import ROLES, Key, Point, combined
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import replacing
 from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, processor
 
-DERIVED = ("gpu_watts", "frames_per_joule")
-"""Fields of a point in the file that follow from others."""
+FIELDS = tuple(each.name for each in dataclasses.fields(Point))
+DERIVED = ("low", "high", "n", "repeats")
+"""Fields that a point has in the file beside its medians."""
+RESULTS = ("knee", "threads_per_sm", "recommended", "model")
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,11 @@ class Machine:
         """Makes a machine of the values of `dataclasses.asdict`."""
         return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
 
-    def difference(self, other: Machine) -> str:
-        """Returns the differences to another machine that affect speed, for a message; empty if there is none."""
-        pairs = [
-            ("processor", self.processor, other.processor),
-            ("hardware threads", self.threads, other.threads),
-            ("GPUs", _names(self), _names(other)),
-        ]
-        return ", ".join(f"{what} {theirs} (here {ours})" for what, ours, theirs in pairs if ours != theirs)
+    @property
+    def speed(self) -> dict[str, Any]:
+        """What affects the speed of runs."""
+        gpus = ", ".join(gpu.name for gpu in self.gpus) or "none"
+        return {"processor": self.processor, "hardware threads": self.threads, "GPUs": gpus}
 
 
 def this_machine(device: str) -> Machine:
@@ -82,20 +83,38 @@ class Sweep:
     preset: str
     config: Config
     """Settings of the runs, of which the points change actors and environments."""
-    points: list[Point] = field(default_factory=list)
+    measured: list[Point] = field(default_factory=list)
+    """All measurements, several of each point."""
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """What else is equal in all of them: `seconds`, `warm_up`, `commit`, and the release, `innet_drl`."""
     missing: dict[str, str] = field(default_factory=dict)
     """Reason of each missing counter, by its name."""
     results: dict[str, Any] = field(default_factory=dict)
-    """Results of the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
+    """`RESULTS` of the points."""
 
     @property
     def gpus(self) -> int:
         """GPUs that the learners used."""
         return min(len(self.machine.gpus), self.config.learners)
 
-    def point(self, key: tuple[int, int, int]) -> Point | None:
-        """Returns the measured point with these actors, threads and environments."""
-        return next((point for point in self.points if point.key == key), None)
+    @property
+    def repeats(self) -> dict[Key, list[Point]]:
+        """The measurements of each point, by threads, environments and actors."""
+        keys = sorted({point.key for point in self.measured}, key=lambda key: (*key[1:], key[0]))
+        return {key: [point for point in self.measured if point.key == key] for key in keys}
+
+    @property
+    def points(self) -> list[Point]:
+        """The medians of each point."""
+        return list(map(combined, self.repeats.values()))
+
+    def save_csv(self, path: Path) -> None:
+        """Writes the measurements as a table."""
+        columns = [name for name in FIELDS if name not in ROLES]
+        with writing(str(path), "choose another file with --csv"), replacing(path) as file, file.open("w") as out:
+            writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(map(dataclasses.asdict, self.measured))
 
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
@@ -103,9 +122,17 @@ class Sweep:
             "machine": dataclasses.asdict(self.machine),
             "preset": self.preset,
             "settings": self.config.as_dict(),
+            "conditions": self.conditions,
             "missing": self.missing,
             "points": [
-                dataclasses.asdict(point) | {name: getattr(point, name) for name in DERIVED} for point in self.points
+                {
+                    **dataclasses.asdict(combined(repeats)),
+                    "low": dataclasses.asdict(combined(repeats, min)),
+                    "high": dataclasses.asdict(combined(repeats, max)),
+                    "n": len(repeats),
+                    "repeats": list(map(dataclasses.asdict, repeats)),
+                }
+                for repeats in self.repeats.values()
             ],
             **self.results,
         }
@@ -121,43 +148,42 @@ class Sweep:
         """
         try:
             values = json.loads(path.read_text())
-            points = [_point(point) for point in values["points"]]
+            known = ("machine", "preset", "settings", "conditions", "missing", "points", *RESULTS)
+            points = [_checked(point, *FIELDS, *DERIVED) for point in _checked(values, *known)["points"]]
+            measured = [Point.read(_checked(repeat, *FIELDS)) for point in points for repeat in point["repeats"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
-            return cls(machine, values["preset"], config, points, values["missing"])
+            return cls(machine, values["preset"], config, measured, values["conditions"], values["missing"])
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: {error.strerror}: measure a sweep first, innet-drl analyze ratio --json {path}"
             ) from error
         except (ValueError, TypeError, KeyError) as error:
+            reason = f"it has no field {error.args[0]}" if isinstance(error, KeyError) else error
             raise ConfigurationError(
-                f"{path} is no file of innet-drl analyze ratio ({type(error).__name__}: {error}): choose another one"
+                f"{path} is no file of innet-drl analyze ratio {innet.__version__} ({reason}): choose another one"
             ) from error
 
     def continued(self, path: Path) -> Sweep:
-        """Returns this sweep with the points of its file, if there is one.
+        """Returns this sweep with the measurements of its file, if there is one.
 
         Raises:
-            ConfigurationError: The file is of another machine or of other settings.
+            ConfigurationError: The file is of another machine, other settings or other conditions.
         """
         if not path.exists():
             return self
         earlier = Sweep.load(path)
-        advice = "choose another file with --json, or delete it"
-        if difference := self.machine.difference(earlier.machine):
-            raise ConfigurationError(f"{path} was measured on another machine: {difference}: {advice}")
-        ours, theirs = self.config.as_dict(), earlier.config.as_dict()
-        changed = [name for name in ours if ours[name] != theirs[name]]
-        if changed:
+        ours, theirs = (each.machine.speed | each.config.as_dict() | each.conditions for each in (self, earlier))
+        differences = [
+            f"{name} {theirs.get(name)} (now {ours[name]})" for name in ours if ours[name] != theirs.get(name)
+        ]
+        if differences:
             raise ConfigurationError(
-                f"{path} was measured with another {', '.join(changed)} (preset {earlier.preset}): {advice}"
+                f"{path} was measured with {', '.join(differences[:3])}: choose another file with --json, or delete it"
             )
         return earlier
 
 
-def _names(machine: Machine) -> str:
-    return ", ".join(gpu.name for gpu in machine.gpus) or "none"
-
-
-def _point(values: dict[str, Any]) -> Point:
-    measured = {name: value for name, value in values.items() if name not in DERIVED}
-    return Point(**measured | {role: Role(**values[role]) for role in ("actor", "learner")})
+def _checked(values: dict[str, Any], *known: str) -> dict[str, Any]:
+    if unknown := set(values) - set(known):
+        raise ValueError(f"the field {min(unknown)} is unknown")
+    return values

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from typing import Any
 
 from innet_drl.analysis.flags import WhatIfFlags
+from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.files import check_output
 from innet_drl.train.observe.display import aligned
+
+PREDICTED, MEASURED, ASKED = ROWS = ("this machine, predicted", "this machine, measured", "asked machine, predicted")
+"""The sweep's machine with the recommended setting, by the model and as it was measured, and the flags' machine."""
 
 
 def run(flags: WhatIfFlags) -> None:
@@ -21,12 +25,16 @@ def run(flags: WhatIfFlags) -> None:
     Raises:
         ConfigurationError: An unusable flag, or a file that is no sweep or has too few points.
     """
+    check_output("--json", flags.json)
+    if flags.json == flags.sweep:
+        raise ConfigurationError(f"--json {flags.json}: the sweep is in it: choose another file")
     sweep = Sweep.load(flags.sweep)
     prediction = predict(sweep, flags)
     print(table(prediction, sweep))
     if flags.json is not None:
         with writing(str(flags.json), "choose another file with --json"):
             flags.json.write_text(json.dumps(prediction, indent=1) + "\n")
+        print(f"written anew: {flags.json}")
 
 
 def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
@@ -46,25 +54,22 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
             f"--gpu-speed {flags.gpu_speed:g}: {flags.sweep} has no utilization of the GPU ({reason}): sweep with NVML"
         )
     model = fit(sweep.points, sweep.config, sweep.gpus)
-    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
     best = recommended(sweep.points)
-    here = Setting(best.actors, sweep.machine.threads, best.environments, sweep.gpus)
+    here = Setting(*best.key, sweep.gpus)
     asked = Setting(
         flags.actors or best.actors,
-        flags.cores or here.threads,
+        flags.cores or sweep.machine.threads,
         flags.environments or best.environments,
         sweep.gpus if flags.gpus is None else flags.gpus,
         flags.gpu_speed,
     )
-    settings = {
-        "measured machine": model.fewest_actors(here),
-        "asked machine": asked if flags.actors else model.fewest_actors(asked),
-    }
+    asked = asked if flags.actors else model.fewest_actors(asked)
+    measured = {name: getattr(best, name) for name in ("frames_per_s", "updates_per_s", "cpu")} | {"bottleneck": ""}
     return {
-        name: dataclasses.asdict(setting) | dataclasses.asdict(model.predict(setting))
-        for name, setting in settings.items()
-    } | {
-        "left_out_error_median": statistics.median(errors) if errors else None,
+        PREDICTED: dataclasses.asdict(here) | dataclasses.asdict(model.predict(here)),
+        MEASURED: dataclasses.asdict(here) | measured,
+        ASKED: dataclasses.asdict(asked) | dataclasses.asdict(model.predict(asked)),
+        "model": left_out_errors(sweep.points, sweep.config, sweep.gpus),
         "measured_threads": sorted({point.threads for point in sweep.points}),
     }
 
@@ -72,23 +77,13 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
 def table(found: dict[str, Any], sweep: Sweep) -> str:
     """A prediction as text."""
     header = ("", "threads", "GPUs", "actors", "environments", "frames/s", "updates/s", "CPU", "bottleneck")
-    rows = [
-        (
-            what,
-            str(row["threads"]),
-            f"{row['gpus']} x {row['gpu_speed']:g}" if row["gpus"] else "0",
-            str(row["actors"]),
-            str(row["environments"]),
-            f"{row['frames_per_s']:,.0f}",
-            f"{row['updates_per_s']:,.1f}",
-            f"{row['cpu']:.0%}",
-            row["bottleneck"],
-        )
-        for what, row in ((what, found[what]) for what in ("measured machine", "asked machine"))
-    ]
-    error, asked = found["left_out_error_median"], found["asked machine"]
-    known = "unknown" if error is None else f"{error:.0%} at the median of points that were left out of the fit"
-    lines = [aligned([header, *rows]), f"error: {known}, on the measured machine"]
+    gpus = "{gpus} x {gpu_speed:g}" if sweep.gpus else "0"
+    form = (
+        "{threads}|" + gpus + "|{actors}|{environments}|{frames_per_s:,.0f}|{updates_per_s:,.1f}|{cpu:.0%}|{bottleneck}"
+    )
+    rows = [(row, *form.format(**found[row]).split("|")) for row in ROWS]
+    asked = found[ASKED]
+    lines = [aligned([header, *rows]), output.errors(found["model"]), *output.disturbed(sweep)]
     if asked["threads"] > max(found["measured_threads"]):
         lines.append(
             f"{asked['threads']} threads are more than the {max(found['measured_threads'])} that were measured: "

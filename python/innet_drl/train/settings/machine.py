@@ -7,6 +7,8 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,17 @@ def description() -> dict[str, Any]:
         "python": platform.python_version(),
         "innet_drl": innet.__version__,
     }
+
+
+def commit() -> str:
+    """Returns this package's commit, with `-dirty` if files differ from it; empty if the package is not in git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(innet.__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    # Installed packages may be ignored files of another repository.
+    return git("describe", "--always", "--dirty", "--exclude=*") if shutil.which("git") and git("ls-files") else ""
 
 
 def versions() -> dict[str, str]:
