@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from benchmarks import report, soak
+from benchmarks import report
 from benchmarks.attacks import Attacker
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
@@ -356,26 +355,3 @@ def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[
     one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert min(one["value"], three["value"], ratio["ratio"]) > 0
     assert frequencies["met"]
-
-
-def test_the_suites_are_run_on_a_busy_machine_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    suite = tmp_path / "test_two.py"
-    suite.write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    monkeypatch.setattr(soak, "RUST", (sys.executable, "-c", "print('Summary [1s] 3 tests run: 3 passed, 1 skipped')"))
-    monkeypatch.setattr(soak, "PYTHON", (sys.executable, "-m", "pytest", "-q", str(suite)))
-    monkeypatch.setattr(soak, "FOLDER", tmp_path / "logs")
-    with pytest.raises(SystemExit, match="2 runs failed"):
-        soak.soak(times=2, busy=1)
-    *told, goal = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["system"], line["run"], line["exit_code"]) for line in told] == [
-        ("rust", 1, 0),
-        ("python", 1, 1),
-        ("rust", 2, 0),
-        ("python", 2, 1),
-    ]
-    assert (told[0]["passed"], told[0]["skipped"]) == (3, 1)
-    assert (told[1]["passed"], told[1]["failed"]) == (1, 1)
-    assert (goal["red"], goal["met"]) == (2, False)
-    assert "test_bad" in (tmp_path / "logs" / "python-2.log").read_text()
