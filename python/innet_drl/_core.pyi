@@ -64,8 +64,9 @@ class Batch:
     the same memory, and a batch can be pickled. Columns with a slash in their names are structures:
     `observation/camera` is `batch.observation["camera"]`, and parts that are numbered from 0 are a tuple.
 
-    The arrays stay valid while referenced, even after the batch and the replay are gone. An array that shares memory
-    with another one, as the stacks of an observation and of its next one do, is read-only: copy it to change it.
+    The arrays stay valid while referenced, even after the batch and the replay are gone; one that is kept keeps the
+    memory of all, so copy what is kept for long. An array that shares memory with another one, as the stacks of an
+    observation and of its next one do, is read-only: copy it to change it.
     `NStep` delivers
 
     | array | dtype | shape | meaning |
@@ -134,14 +135,9 @@ class Batch:
         """The arrays and structures by name, in a new dictionary."""
     def _wrapped(self, wrap: Callable[[_Array], Any]) -> dict[str, Any]: ...
     def _nested(self, values: dict[str, Any]) -> dict[str, Any]: ...
-    def _buffers(
+    def _memory(
         self,
-    ) -> list[
-        tuple[
-            NDArray[np.uint8],
-            list[tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], int, bool]],
-        ]
-    ]: ...
+    ) -> tuple[NDArray[np.uint8], list[tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], int, bool]]]: ...
 
 @final
 class Batches(_ContextManager):
@@ -1103,7 +1099,7 @@ def connect(
 def run_server_cli(arguments: Sequence[str]) -> int:
     """Runs the command line of `innet-replay` and returns its exit status."""
 
-def _restored_batch(len: int, names: list[str], buffers: list[Any]) -> Batch:
+def _restored_batch(len: int, memory: tuple[NDArray[np.uint8], list[Any]]) -> Batch:
     """The batch that was pickled."""
 
 @final

@@ -1,7 +1,7 @@
 """Torch tensors: the argument `device` of `Replay.sample`, `Replay.batches` and `Replay.get_parameters`.
 
-On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device every buffer of a batch is copied
-once; frames that `observation` and `next_observation` share are copied once. `TorchBatches` copies through page-locked
+On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device the memory of a batch is copied at once;
+frames that `observation` and `next_observation` share are copied once. `TorchBatches` copies through page-locked
 memory on a separate stream, while the device computes.
 """
 
@@ -170,24 +170,22 @@ class TorchBatches:
 
 
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
-    """A batch on a device, each of its buffers copied once. The call waits for the copies."""
+    """A batch on a device, copied at once. The call waits for the copy."""
     if device == _CPU or device.type == "cpu":
         return TorchBatch(len(batch), batch._wrapped(torch.from_numpy))
-    arrays: dict[str, Any] = {"ids": batch.ids}
-    for flat, layout in batch._buffers():
-        arrays |= _tensors(tensor_on(flat, device), layout)
-    return TorchBatch(len(batch), batch._nested(arrays))
+    flat, layout = batch._memory()
+    return _tensors(batch, tensor_on(flat, device), layout)
 
 
-def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-    """Views of a batch's buffer (`Batch._buffers`) as tensors; ids stay a NumPy array."""
-    tensors = {}
+def _tensors(batch: _core.Batch, flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> TorchBatch:
+    """A batch of views of its copied memory (`Batch._memory`); ids stay a NumPy array."""
+    tensors: dict[str, Any] = {"ids": batch.ids}
     for name, dtype, shape, strides, offset, _ in layout:
         if name != "ids":
             elements = (flat.numel() - offset) // dtype.itemsize
             piece = flat[offset : offset + elements * dtype.itemsize]
             tensors[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
-    return tensors
+    return TorchBatch(len(batch), batch._nested(tensors))
 
 
 class _Upload:
@@ -201,16 +199,12 @@ class _Upload:
 
     def __call__(self, batch: _core.Batch) -> TorchBatch:
         reader = torch.cuda.current_stream(self._device)
-        arrays: dict[str, Any] = {"ids": batch.ids}
-        for flat, layout in batch._buffers():
-            if any(name == "ids" for name, *_ in layout):
-                continue
-            on_device = self._copy(torch.from_numpy(flat))
-            # The allocator must not reuse the memory before the reader's stream has used it.
-            on_device.record_stream(reader)
-            arrays |= _tensors(on_device, layout)
+        flat, layout = batch._memory()
+        on_device = self._copy(torch.from_numpy(flat))
+        # The allocator must not reuse the memory before the reader's stream has used it.
+        on_device.record_stream(reader)
         reader.wait_stream(self._stream)
-        return TorchBatch(len(batch), batch._nested(arrays))
+        return _tensors(batch, on_device, layout)
 
     def _copy(self, flat: torch.Tensor) -> torch.Tensor:
         size = 1 << (flat.numel() - 1).bit_length()

@@ -311,7 +311,7 @@ def test_a_loaded_buffer_takes_steps_of_another_number_of_environments(place: di
         assert buffer.size() == first.num_timesteps // environments + model.num_timesteps // environments
         buffer.flush()
         assert len(_rows(buffer)) >= first.num_timesteps + model.num_timesteps
-        with pytest.raises(errors.SchemaError, match=r"done has the shape \(2,\), and"):
+        with pytest.raises(errors.SchemaError, match=r"observation has the shape \(2, 2\), and"):
             buffer.add(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2), np.zeros(2), np.zeros(2), [{}, {}])
 
 

@@ -140,6 +140,14 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
     }
 }
 
+/// A slice of `len` values of `make`, on huge pages where it is large.
+pub fn filled<T>(len: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
+    let mut values = Vec::with_capacity(len);
+    advise_huge_pages(values.spare_capacity_mut());
+    values.extend((0..len).map(make));
+    values.into_boxed_slice()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;

@@ -22,7 +22,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 
-use crate::processor::prefetch;
+use crate::processor::{filled, prefetch};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
 use base::planted;
 
@@ -73,7 +73,7 @@ impl<T> Slab<T> {
     /// A slab of `capacity` free slots, fewer than 2^32 - 1.
     pub fn new(capacity: u32) -> Self {
         let slot = |_| Slot { word: AtomicU64::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
-        Slab { slots: (0..capacity).map(slot).collect(), free: FreeSlots::all(capacity) }
+        Slab { slots: filled(capacity as usize, slot), free: FreeSlots::all(capacity) }
     }
 
     pub fn bytes(capacity: u32) -> u64 {

@@ -1,7 +1,6 @@
 //! `Batch`: the arrays of one sample, as NumPy views on the core's buffers.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::sync::Arc;
 
 use numpy::{PyArrayDescr, PyReadonlyArray1};
@@ -11,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PySlice, PyTuple};
 
 use replay_core::schema::Dtype;
-use replay_core::view::{self, Array, Buffer};
+use replay_core::view::{Array, Buffer};
 
 use crate::class::attributes;
 use crate::interpreter::Call;
@@ -28,23 +27,14 @@ pub struct PyBatch {
 }
 
 impl PyBatch {
-    /// The arrays of a batch, without copies.
-    pub fn new(batch: view::Batch) -> Self {
-        Self::over(batch.len, batch.arrays)
-    }
-
-    /// Arrays with an element for each of the same steps, at least one.
-    pub fn of_steps(arrays: Vec<Array>) -> Self {
-        Self::over(arrays[0].shape[0], arrays)
-    }
-
-    fn over(len: usize, layout: Vec<Array>) -> Self {
+    /// Arrays of `len` items or steps each, in one buffer.
+    pub fn new(len: usize, layout: Vec<Array>) -> Self {
         PyBatch { len, layout, arrays: PyOnceLock::new() }
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
         let arrays = self.arrays.get_or_try_init(py, || {
-            let arrays = numpy_arrays(py, &self.layout)?;
+            let arrays = numpy_arrays(py, &self.layout, false, |_, array| Ok(array))?;
             nested(&self.layout, &arrays).map(Bound::unbind)
         });
         Ok(arrays?.bind(py))
@@ -56,48 +46,34 @@ impl PyBatch {
     }
 }
 
-/// Python owners of buffers.
-#[derive(Default)]
-struct Owners<'py>(HashMap<*const Buffer, Bound<'py, PyAny>>);
-
-impl<'py> Owners<'py> {
-    fn of(&mut self, py: Python<'py>, buffer: &Arc<Buffer>) -> PyResult<Bound<'py, PyAny>> {
-        Ok(match self.0.entry(Arc::as_ptr(buffer)) {
-            Entry::Occupied(entry) => entry.get().clone(),
-            Entry::Vacant(entry) => {
-                let owner = Bound::new(py, array::Owner::new(buffer.clone()))?.into_any();
-                entry.insert(owner).clone()
-            }
-        })
-    }
-
-    fn array(&mut self, py: Python<'py>, array: &Array, writable: bool) -> PyResult<Bound<'py, PyAny>> {
-        let owner = self.of(py, &array.buffer)?;
-        // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
-        // while a reference to it exists, which `owner` holds, Rust does not read it.
-        unsafe {
-            array::over(
-                &owner,
-                array.buffer.as_mut_ptr().add(array.offset),
-                array.dtype,
-                &array.shape,
-                Some(&array.strides),
-                writable,
-            )
-        }
-    }
-}
-
-/// NumPy arrays by name, without copies.
-fn numpy_arrays<'py>(py: Python<'py>, layout: &[Array]) -> PyResult<Bound<'py, PyDict>> {
+/// NumPy arrays by name, without copies; with `writable` also those that share memory.
+fn numpy_arrays<'py>(
+    py: Python<'py>,
+    layout: &[Array],
+    writable: bool,
+    wrap: impl Fn(&Array, Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
     let arrays = PyDict::new(py);
-    let mut owners = Owners::default();
+    let owner = owner(py, layout)?;
     for array in layout {
         // A write into memory that arrays share would change more than was written.
-        let writable = !array.shared;
-        arrays.set_item(&array.name, owners.array(py, array, writable)?)?;
+        let writable = writable || !array.shared;
+        // SAFETY: the core aligns the elements of an array and keeps them inside its buffer, which is that of all arrays of a batch. It does
+        // not move, and while a reference to it exists, which `owner` holds, Rust does not read it.
+        let made = unsafe {
+            let data = array.buffer.as_mut_ptr().add(array.offset);
+            array::over(&owner, data, array.dtype, &array.shape, Some(&array.strides), writable)
+        }?;
+        arrays.set_item(&array.name, wrap(array, made)?)?;
     }
     Ok(arrays)
+}
+
+/// The owner of the buffer of a batch.
+fn owner<'py>(py: Python<'py>, layout: &[Array]) -> PyResult<Bound<'py, PyAny>> {
+    let buffer = &layout[0].buffer;
+    debug_assert!(layout.iter().all(|array| Arc::ptr_eq(&array.buffer, buffer)), "a batch has one buffer");
+    Ok(Bound::new(py, array::Owner::new(buffer.clone()))?.into_any())
 }
 
 /// Values by name of their array, in the structure of a batch.
@@ -143,7 +119,7 @@ impl PyBatch {
             };
             let (first, len) = (indices.start as usize, indices.slicelength);
             let items = self.layout.iter().map(|array| array.items(first, len, step));
-            let part = PyBatch::over(len, items.collect());
+            let part = PyBatch::new(len, items.collect());
             return Ok(Bound::new(py, part)?.into_any());
         }
         let Ok(name) = key.extract::<String>() else {
@@ -215,23 +191,16 @@ impl PyBatch {
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         let (py, batch) = (slf.py(), slf.get());
-        let names: Vec<_> = batch.layout.iter().map(|array| &array.name).collect();
         let restore = py.import("innet_drl._core")?.getattr("_restored_batch")?;
-        Ok((restore, (batch.len, names, batch._buffers(py)?).into_pyobject(py)?.into_any()))
+        Ok((restore, (batch.len, batch._memory(py)?).into_pyobject(py)?.into_any()))
     }
 
     /// All arrays in the structure of this batch, each but the ids as the tensor that `wrap` makes of its memory.
     fn _wrapped<'py>(&self, wrap: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-        let py = wrap.py();
-        let mut owners = Owners::default();
-        let tensors = PyDict::new(py);
-        for array in &self.layout {
-            let mut value = owners.array(py, array, true)?;
-            if array.name != "ids" {
-                value = wrap.call1((value,))?;
-            }
-            tensors.set_item(&array.name, value)?;
-        }
+        let tensors = numpy_arrays(wrap.py(), &self.layout, true, |array, value| match &*array.name {
+            "ids" => Ok(value),
+            _ => wrap.call1((value,)),
+        })?;
         nested(&self.layout, &tensors)
     }
 
@@ -240,86 +209,92 @@ impl PyBatch {
         nested(&self.layout, values)
     }
 
-    /// The layout, for pickles and copies to a device: the used bytes of each buffer as one flat uint8 array, and the arrays on it as
-    /// (name, dtype, shape, strides in elements, offset in bytes, whether other arrays share its memory).
-    fn _buffers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    /// The memory, for pickles and copies to a device: its used bytes as one flat uint8 array, and the arrays in it as (name, dtype,
+    /// shape, strides in elements, offset in bytes, whether other arrays share its bytes).
+    fn _memory<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyList>)> {
         let _call = Call::begin(py);
-        let buffers = PyList::empty(py);
-        let mut owners = Owners::default();
-        for (buffer, arrays) in self.by_buffer() {
-            // A slice of a batch needs a part of its buffers.
-            let first = arrays.iter().map(|array| array.offset).min().unwrap_or(0);
-            let end = arrays.iter().map(|array| array.end()).max().unwrap_or(0).max(first);
-            let owner = owners.of(py, buffer)?;
-            // SAFETY: as in `Owners::array`; the core keeps arrays, and so these bytes, within their buffer.
-            let flat = unsafe {
-                array::over(&owner, buffer.as_mut_ptr().add(first), Dtype::Uint8, &[end - first], None, true)
-            }?;
-            let laid_out = PyList::empty(py);
-            for array in arrays {
-                let size = array.dtype.bytes();
-                let strides = array.strides.iter().map(|stride| stride / size);
-                laid_out.append((
-                    &array.name,
-                    array::to_numpy(py, array.dtype),
-                    PyTuple::new(py, &array.shape)?,
-                    PyTuple::new(py, strides)?,
-                    array.offset - first,
-                    array.shared,
-                ))?;
+        let (buffer, used) = (&self.layout[0].buffer, self.used());
+        let bytes = used.last().map_or(0, |(last, at)| at + last.len());
+        let (owner, data) = match &used[..] {
+            [(whole, _)] => (owner(py, &self.layout)?, buffer.as_mut_ptr().wrapping_add(whole.start)),
+            parts => {
+                let mut copy = Buffer::zeros(bytes).map_err(|error| error::to_python(py, error))?;
+                for (part, at) in parts {
+                    copy.as_mut_slice()[*at..][..part.len()].copy_from_slice(&buffer.as_slice()[part.clone()]);
+                }
+                let data = copy.as_mut_ptr();
+                (Bound::new(py, array::Owner::new(copy))?.into_any(), data)
             }
-            buffers.append((flat, laid_out))?;
+        };
+        // SAFETY: the bytes are within the buffer or the copy, which `owner` keeps, and nobody else writes there.
+        let flat = unsafe { array::over(&owner, data, Dtype::Uint8, &[bytes], None, true) }?;
+        let laid_out = PyList::empty(py);
+        for array in &self.layout {
+            let size = array.dtype.bytes();
+            let strides = array.strides.iter().map(|stride| stride / size);
+            laid_out.append((
+                &array.name,
+                array::to_numpy(py, array.dtype),
+                PyTuple::new(py, &array.shape)?,
+                PyTuple::new(py, strides)?,
+                used.iter().rev().find_map(|(used, at)| Some(at + array.offset.checked_sub(used.start)?)),
+                array.shared,
+            ))?;
         }
-        Ok(buffers)
+        Ok((flat, laid_out))
     }
 }
 
-/// An array of a pickled batch, as in `_buffers`.
+impl PyBatch {
+    /// The bytes of the buffer that the arrays use, in ascending order, each with its place in a copy: one range for a whole batch, several
+    /// for a slice. They begin at multiples of [`Buffer::ALIGNMENT`], so that elements are aligned in a copy.
+    fn used(&self) -> Vec<(Range<usize>, usize)> {
+        const ALIGNMENT: usize = Buffer::ALIGNMENT;
+        let mut ranges: Vec<_> = self.layout.iter().map(|a| a.offset / ALIGNMENT * ALIGNMENT..a.end()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut used: Vec<(Range<usize>, usize)> = Vec::new();
+        for range in ranges {
+            match used.last_mut() {
+                Some((last, _)) if range.start < last.end + ALIGNMENT => last.end = last.end.max(range.end),
+                last => {
+                    let at = last.map_or(0, |(last, at)| *at + last.len().next_multiple_of(ALIGNMENT));
+                    used.push((range, at));
+                }
+            }
+        }
+        used
+    }
+}
+
+/// An array of a pickled batch, as in `_memory`.
 type Pickled<'py> = (String, Bound<'py, PyArrayDescr>, Vec<usize>, Vec<usize>, usize, bool);
 
-/// The batch that was pickled, from its length, the names of its arrays, and each buffer with the arrays in it.
+/// The batch that was pickled, from its length, its memory and the arrays in it.
 #[pyfunction(name = "_restored_batch")]
 pub fn restored_batch(
     py: Python<'_>,
     len: usize,
-    names: Vec<String>,
-    buffers: Vec<(PyReadonlyArray1<'_, u8>, Vec<Pickled<'_>>)>,
+    memory: (PyReadonlyArray1<'_, u8>, Vec<Pickled<'_>>),
 ) -> PyResult<PyBatch> {
     let _call = Call::begin(py);
     let damaged = || PyTypeError::new_err("the pickled batch is damaged");
-    let mut arrays = HashMap::new();
-    for (flat, pickled) in buffers {
-        let bytes = flat.as_slice()?;
-        let mut buffer = Buffer::zeros(bytes.len()).map_err(|error| error::to_python(py, error))?;
-        buffer.as_mut_slice().copy_from_slice(bytes);
-        let buffer = Arc::new(buffer);
-        for (name, dtype, shape, strides, offset, shared) in pickled {
-            let dtype = array::from_numpy(&dtype).ok_or_else(damaged)?;
-            let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes()));
-            let strides = strides.collect();
-            let array = Array { name, dtype, shape, strides, offset, buffer: buffer.clone(), shared };
-            if !array.is_within_buffer() || array.shape[0] != len {
-                return Err(damaged());
-            }
-            arrays.insert(array.name.clone(), array);
+    let (flat, pickled) = memory;
+    let bytes = flat.as_slice()?;
+    let mut buffer = Buffer::zeros(bytes.len()).map_err(|error| error::to_python(py, error))?;
+    buffer.as_mut_slice().copy_from_slice(bytes);
+    let buffer = Arc::new(buffer);
+    let arrays = pickled.into_iter().map(|(name, dtype, shape, strides, offset, shared)| {
+        let dtype = array::from_numpy(&dtype).ok_or_else(damaged)?;
+        let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes())).collect();
+        let array = Array { name, dtype, shape, strides, offset, buffer: buffer.clone(), shared };
+        match array.is_within_buffer() && array.shape[0] == len {
+            true => Ok(array),
+            false => Err(damaged()),
         }
+    });
+    let arrays = arrays.collect::<PyResult<Vec<_>>>()?;
+    if arrays.is_empty() {
+        return Err(damaged());
     }
-    let arrays = names.iter().map(|name| arrays.remove(name));
-    let arrays = arrays.collect::<Option<_>>().ok_or_else(damaged)?;
-    Ok(PyBatch::over(len, arrays))
-}
-
-impl PyBatch {
-    /// The buffers, and the arrays in each.
-    fn by_buffer(&self) -> Vec<(&Arc<Buffer>, Vec<&Array>)> {
-        let mut buffers: Vec<(&Arc<Buffer>, Vec<&Array>)> = Vec::new();
-        for array in &self.layout {
-            let same = |(buffer, _): &&mut (&Arc<Buffer>, _)| Arc::ptr_eq(buffer, &array.buffer);
-            match buffers.iter_mut().find(same) {
-                Some((_, arrays)) => arrays.push(array),
-                None => buffers.push((&array.buffer, vec![array])),
-            }
-        }
-        buffers
-    }
+    Ok(PyBatch::new(len, arrays))
 }

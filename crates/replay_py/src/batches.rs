@@ -195,7 +195,7 @@ impl PyBatches {
             next(&source, wait)
         })?;
         *lock(&self.waits_since) = None;
-        Ok(Some(PyBatch::new(sampled.delivered())))
+        Ok(Some(sampled.delivered()))
     }
 
     #[doc = stub_doc!("Batches.close")]

@@ -10,15 +10,14 @@ use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
+use replay_core::view::{Batch, DecodeOptions, Decoder, TABLES, ViewSpec};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
+use crate::batch::PyBatch;
+
 /// Timeout of the request to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
-
-/// Name of the array with each item's table, in a batch of a mix.
-const TABLES: &str = "tables";
 
 /// How to read samples of a table: its definition, and a decoder for it.
 pub struct TableDecoder {
@@ -166,11 +165,11 @@ pub struct DecodedSample {
 
 impl DecodedSample {
     /// The batch, which now counts for the rate limiter.
-    pub fn delivered(self) -> Batch {
+    pub fn delivered(self) -> PyBatch {
         if let Some(credit) = self.credit {
             credit.delivered();
         }
-        self.batch
+        PyBatch::new(self.batch.len, self.batch.arrays)
     }
 }
 
@@ -242,12 +241,10 @@ impl SampleSource {
         let table_of = |item: usize| ends.partition_point(|&end| end <= item);
         let mut sampled = mix::combine(shares)?;
         let credit = sampled.credit.take();
-        let mut batch = self.shares[0].decoder.decoder.decode(&sampled, beta)?;
-        if self.mixed {
-            // A mix has at most 256 tables.
-            let tables: Vec<u8> = batch.items.iter().map(|&item| table_of(item) as u8).collect();
-            batch.add_bytes(TABLES, &tables)?;
-        }
+        // A mix has at most 256 tables.
+        let tables = |item| table_of(item) as u8;
+        let tables = self.mixed.then_some(&tables as &dyn Fn(usize) -> u8);
+        let batch = self.shares[0].decoder.decoder.decode_mix(&sampled, beta, tables)?;
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
             let table = &self.shares[table_of(rejected.item)].table;

@@ -136,8 +136,6 @@ class InnetReplayBuffer(ReplayBuffer):
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.
             view=innet.NStep(n=n_steps, gamma=gamma if n_steps > 1 else 1.0),
         )
-        columns = {name: (np.dtype(column.dtype), column.shape) for name, column in self.table.columns.items()}
-        self._layout = columns | {name: (np.dtype(bool), ()) for name in ("done", "infos")}
         # Middle and half of the range of actions that SB3 scales; none if that is [-1, 1] already.
         self._units: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
         self._largest = 1.0 + _ROUNDING
@@ -194,7 +192,8 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _opened(self) -> Stream:
         if self._stream is None:
-            self._stream = Stream(self.replay, self.table, self.n_envs, self.timeout)
+            largest = 1.0 + _ROUNDING if isinstance(self.action_space, spaces.Box) else math.inf
+            self._stream = Stream(self.replay, self.table, self.n_envs, self.timeout, largest, self._unscaled)
             if self.address is not None:
                 # A process that collects and ends sends its newest steps.
                 weakref.finalize(self, self._stream.close)
@@ -230,20 +229,8 @@ class InnetReplayBuffer(ReplayBuffer):
             self.buffer_size = max(self.table.capacity // count, 1)
             self.pos = min(self.pos * self.n_envs // count, self.buffer_size - 1)
             self.n_envs = count
-        terminated = done = self._column("done", done)
-        truncated = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination and (np.logical_or.reduce(done) or len(infos) != self.n_envs):
-            truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
-            terminated = done & ~truncated
-        row = {
-            "observation": self._shaped(obs),
-            "action": self._unscaled(self._column("action", action)),
-            "reward": self._column("reward", reward),
-            "terminated": terminated,
-            "truncated": truncated,
-            "final_observation": self._shaped(next_obs),
-        }
-        self._opened().put(row)
+        infos_of_limits = infos if self.handle_timeout_termination else None
+        self._opened().put(obs, next_obs, action, reward, done, infos_of_limits)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -251,58 +238,8 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _unscaled(self, action: NDArray[Any]) -> NDArray[Any]:
         """The actions in the environment's units."""
-        if self._units is not None:
-            middle, half = self._units
-            action *= half
-            action += middle
-        return action
-
-    def _shaped(self, observation: Observation) -> Observation:
-        if not isinstance(self.observation_space, spaces.Dict):
-            return self._column("observation", observation)
-        parts = self.observation_space.spaces
-        missing = [key for key in parts if not isinstance(observation, dict) or key not in observation]
-        if missing:
-            raise errors.SchemaError(f"the observation lacks its parts {missing}: nothing of this step is stored")
-        return {key: self._column(f"observation/{key}", observation[key]) for key in parts}
-
-    def _column(self, name: str, values: Any) -> NDArray[Any]:
-        """A copy in the dtype and shape of a column: the caller may write to its arrays."""
-        dtype, shape = self._layout[name]
-        shape = (self.n_envs, *shape)
-        try:
-            given = np.asarray(values)
-        except ValueError as error:
-            raise errors.SchemaError(f"{name} is no array: {error}") from None
-        if given.shape != shape:
-            # The reshapes of SB3. A discrete observation has the shape (1,) there.
-            flat = given.shape == (self.n_envs,) or not name.startswith("observation")
-            if not flat or given.size != math.prod(shape):
-                raise errors.SchemaError(f"{name} has the shape {given.shape}, and {shape} is expected")
-            given = given.reshape(shape)
-        if given.dtype == dtype:
-            array = given.copy()
-        elif given.dtype.kind not in "biuf":
-            raise errors.SchemaError(f"{name} is {given.dtype}, and {dtype} is expected")
-        else:
-            with np.errstate(invalid="ignore", over="ignore"):
-                array = given.astype(dtype)
-            if dtype.kind != "f" and not (array == given).all():
-                raise errors.SchemaError(
-                    f"{name} has values that {dtype} cannot hold: give whole numbers of its range (pixels from 0 to "
-                    f"255), or a space of {given.dtype}; nothing of this step is stored"
-                )
-        if dtype.kind == "f":
-            largest = np.maximum.reduce(np.abs(array), axis=None, initial=0.0)
-            is_scaled = name == "action" and isinstance(self.action_space, spaces.Box)
-            bound = 1.0 + _ROUNDING if is_scaled else math.inf
-            # NaN is not below a bound, either.
-            if not largest < bound:
-                reason = "NaN or infinity"
-                if np.isfinite(largest):
-                    reason = f"{largest:.4g}: SB3's algorithms scale actions to [-1, 1], call policy.scale_action"
-                raise errors.SchemaError(f"{name} has {reason}; nothing of this step is stored")
-        return array
+        middle, half = self._units or (0.0, 1.0)
+        return action if self._units is None else action * half + middle
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None

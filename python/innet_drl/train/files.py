@@ -12,12 +12,7 @@ from innet_drl.train.errors import ConfigurationError
 
 
 def check_output(flag: str, path: Path | None, suffixes: Collection[str] = ()) -> None:
-    """Checks, before anything is measured, that a file can be written at its end.
-
-    Args:
-        flag: Name of the flag, for the message.
-        path: The file; `None` if it is not wanted.
-        suffixes: Allowed ends of its name; any if empty.
+    """Checks that a file can be written, before anything is measured. `suffixes` are the allowed ends of its name.
 
     Raises:
         ConfigurationError: It cannot: the message has the remedy.

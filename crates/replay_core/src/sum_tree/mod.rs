@@ -39,6 +39,7 @@ mod batches;
 mod node;
 
 use crate::error::{Error, Result};
+use crate::processor::filled;
 use crate::sync::{AtomicU64, Ordering, fence};
 use base::allocation::check_size;
 use base::planted;
@@ -119,7 +120,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         assert!((1..=Self::MAX_CAPACITY).contains(&capacity), "a sum tree has 1 to 2^24 leaves, not {capacity}");
         let level = |(height, nodes): (usize, usize)| {
             let word = if height == 0 { leaf.word() } else { 0 };
-            (0..nodes).map(|_| Node::filled(word)).collect()
+            filled(nodes, |_| Node::filled(word))
         };
         let sizes = Self::level_sizes(capacity).enumerate();
         SumTree {

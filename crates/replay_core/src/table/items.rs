@@ -11,7 +11,7 @@
 
 use std::sync::OnceLock;
 
-use crate::processor::prefetch;
+use crate::processor::{filled, prefetch};
 use crate::slab::{FreeSlots, Handle};
 use crate::sum_tree::SumTree;
 use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
@@ -97,7 +97,7 @@ impl Items {
         Items {
             ids,
             tree: SumTree::dead(capacity, priority_unit_log2, ids.first_generation),
-            words: (0..capacity).map(dead).collect(),
+            words: filled(capacity as usize, dead),
             free: FreeSlots::all(capacity),
             live: AtomicU64::new(0),
             max_times_sampled,

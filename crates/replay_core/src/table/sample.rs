@@ -66,7 +66,13 @@ struct Sampling<'a> {
     request: &'a SampleRequest,
     batch: Undelivered,
     items: Vec<SampledItem>,
+    /// Of the item that is being taken.
     pieces: Vec<Piece<'a>>,
+    rows: Vec<u8>,
+    blobs: Vec<Bytes>,
+    blob_bytes: usize,
+    /// Pieces copied so far.
+    copied: usize,
     /// Steps the table had taken when the sample began.
     now: u64,
 }
@@ -237,7 +243,7 @@ impl Table {
             )));
         }
         self.want_no_samples();
-        Ok(Attempt::Ready(sampling.finish(live_items, min_probability)?))
+        Ok(Attempt::Ready(sampling.finish(live_items, min_probability)))
     }
 
     /// Samples a share of a batch: what there is now. The client asks other memories for the rest.
@@ -257,7 +263,7 @@ impl Table {
         } else if self.items.limits_samples() && (request.count > 0 || self.items.without_mass(1)) {
             self.want_samples(self.items.samples_left().max(0) as u64 + u64::from(request.count.max(1)));
         }
-        let mut sampled = sampling.finish(live_items, min_probability)?;
+        let mut sampled = sampling.finish(live_items, min_probability);
         // Items that are being pushed have no mass yet, which is not the same as priorities of 0.
         let counts = total.units > 0 || self.is_massless()?;
         sampled.state = Some(ShareState {
@@ -291,7 +297,11 @@ impl<'a> Sampling<'a> {
             request,
             batch: Undelivered::new(table, admitted, request.count),
             items: Vec::with_capacity(count),
-            pieces: Vec::with_capacity(count * 2),
+            pieces: Vec::new(),
+            rows: Vec::new(),
+            blobs: Vec::with_capacity(if table.format.layout.blob_columns.is_empty() { 0 } else { 2 * count }),
+            blob_bytes: 0,
+            copied: 0,
             now: table.counters.inserted_steps.load(Ordering::Relaxed),
         }
     }
@@ -320,6 +330,7 @@ impl<'a> Sampling<'a> {
         let mut strata = table.draws.next();
         let mut sampled = Vec::with_capacity(self.batch.reserved as usize);
         let mut targets = Vec::with_capacity(self.batch.reserved as usize);
+        let mut candidates = Vec::with_capacity(SIDE_BY_SIDE.min(self.batch.reserved as usize));
         let mut first_total = Total::default();
         for _ in 0..ROUNDS {
             strata.fill(self.batch.reserved, &mut targets);
@@ -329,7 +340,7 @@ impl<'a> Sampling<'a> {
             }
             strata.shuffle(&mut sampled);
             for leaves in sampled.chunks(SIDE_BY_SIDE) {
-                self.take_side_by_side(leaves, total.units)?;
+                self.take_side_by_side(leaves, total.units, &mut candidates)?;
             }
             if self.batch.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
                 break;
@@ -339,12 +350,16 @@ impl<'a> Sampling<'a> {
     }
 
     /// Takes sampled leaves in stages, so that their cache misses overlap: leaf, metadata, slot of the chunk, chunk, rows.
-    fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
+    fn take_side_by_side(
+        &mut self,
+        leaves: &[SampledLeaf],
+        total: u64,
+        candidates: &mut Vec<Candidate<'a>>,
+    ) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         for leaf in leaves {
             items.prefetch(leaf.slot);
         }
-        let mut candidates = Vec::with_capacity(leaves.len());
         for leaf in leaves {
             let metadata = items.metadata(leaf.slot);
             chunks.prefetch(metadata.oldest);
@@ -357,20 +372,20 @@ impl<'a> Sampling<'a> {
                 oldest: None,
             });
         }
-        for candidate in &mut candidates {
+        for candidate in &mut *candidates {
             candidate.oldest = chunks.pin(candidate.metadata.oldest);
             if let Some(chunk) = &candidate.oldest {
                 prefetch::<StoredChunk>(chunk);
             }
         }
-        for candidate in &candidates {
+        for candidate in &*candidates {
             if let Some(chunk) = &candidate.oldest {
                 let ItemRows { first_row, before, after } = candidate.metadata.rows;
                 let rows = u32::from(before) + 1 + u32::from(after);
                 chunk.packed.prefetch(first_row, rows);
             }
         }
-        for candidate in candidates {
+        for candidate in candidates.drain(..) {
             let id = candidate.id;
             if self.take(candidate)? == Taken::Last {
                 self.table.sampler.remove(id);
@@ -394,13 +409,12 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Takes a sampled item: pins its rows and counts the sample.
+    /// Takes a sampled item: pins its rows, counts the sample, and copies the rows.
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { id, metadata, .. } = candidate;
         let items = &self.table.items;
         let before = metadata.rows.before.min(self.request.before);
         let mut after = metadata.rows.after.min(self.request.after);
-        let pinned = self.pieces.len();
         // Metadata and pins are this item's only if `confirm` succeeds.
         let oldest = candidate.oldest;
         let claim = oldest
@@ -408,11 +422,11 @@ impl<'a> Sampling<'a> {
             .transpose()?
             .flatten()
             .filter(|()| items.confirm(id))
-            .map(|()| self.check_view(&self.pieces[pinned].chunk))
+            .map(|()| self.check_view(&self.pieces[0].chunk))
             .transpose()?
             .and_then(|()| items.claim(id, &metadata, candidate.units));
         let Some(claim) = claim else {
-            self.pieces.truncate(pinned);
+            self.pieces.clear();
             return Ok(Taken::Refused);
         };
         if after < self.request.after && self.pin_last_observation() {
@@ -431,6 +445,7 @@ impl<'a> Sampling<'a> {
         });
         self.batch.claims.push(claim);
         self.batch.reserved -= 1;
+        self.copy()?;
         Ok(match items.is_last(&claim) {
             true => Taken::Last,
             false => Taken::Again,
@@ -455,7 +470,7 @@ impl<'a> Sampling<'a> {
                 self.pieces.push(Piece { chunk, rows: skip..end, key });
                 check_size(
                     "a sampled batch, in pieces of chunks,",
-                    self.pieces.len() as u64,
+                    (self.copied + self.pieces.len()) as u64,
                     Table::MAX_BATCH_PIECES as u64,
                     "sample fewer items at a time, or write with a larger chunk_steps",
                 )?;
@@ -505,52 +520,51 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Copies the rows and hands out the blobs.
-    fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
-        let table = self.table;
-        let (mut row_bytes, mut blob_bytes, mut segments) = (0, 0, 0);
-        for piece in &self.pieces {
-            for part in piece.parts() {
-                row_bytes += piece.chunk.packed.row_slice(part.clone()).len();
-                blob_bytes += piece.chunk.packed.blob_range(part).len();
-                segments += 1;
-            }
-        }
-        check_size(
-            "a sampled batch, in bytes,",
-            row_bytes as u64 + blob_bytes as u64,
-            Table::MAX_BATCH_BYTES,
-            "sample fewer items at a time",
-        )?;
-        let mut rows = allocation::with_capacity("a sampled batch", row_bytes)?;
-        let mut blobs = Vec::with_capacity(segments);
+    /// Copies the pinned rows of an item, and hands out their blobs.
+    fn copy(&mut self) -> Result<()> {
+        self.copied += self.pieces.len();
         for piece in self.pieces.drain(..) {
-            let (begin, packed) = (rows.len(), &piece.chunk.packed);
+            let (begin, packed) = (self.rows.len(), &piece.chunk.packed);
             for part in piece.parts() {
-                rows.extend_from_slice(packed.row_slice(part.clone()));
+                let rows = packed.row_slice(part.clone());
+                let needed = self.rows.len() + rows.len();
+                if self.rows.capacity() < needed {
+                    // As many bytes for each item to come as for those so far.
+                    let items = self.items.len() + self.batch.reserved as usize;
+                    let expected = (needed / self.items.len() + 1).saturating_mul(items);
+                    let room = expected.min(needed + Table::MAX_BATCH_BYTES as usize) - self.rows.len();
+                    allocation::check("a sampled batch", room as u64)?;
+                    self.rows.reserve_exact(room);
+                }
+                self.rows.extend_from_slice(rows);
                 let range = packed.blob_range(part);
                 if !range.is_empty() {
-                    blobs.push(packed.as_bytes().slice(range));
-                    base::planted!(KeptPin => std::mem::forget(blobs.last().cloned()));
+                    self.blob_bytes += range.len();
+                    self.blobs.push(packed.as_bytes().slice(range));
+                    base::planted!(KeptPin => std::mem::forget(self.blobs.last().cloned()));
                 }
             }
             if piece.key.is_some() {
-                rows[begin] |= flags::REFERENCE;
+                self.rows[begin] |= flags::REFERENCE;
             }
         }
-        let sampled = self.items.len() as u64;
-        table.counters.sampled_items.fetch_add(sampled, Ordering::Relaxed);
-        let ages = self.items.iter().map(|item| u64::from(item.age));
-        table.counters.sample_age.record_batch(ages);
-        Ok(Sampled {
+        let bytes = (self.rows.len() + self.blob_bytes) as u64;
+        Ok(check_size("a sampled batch, in bytes,", bytes, Table::MAX_BATCH_BYTES, "sample fewer items at a time")?)
+    }
+
+    fn finish(self, live_items: u64, min_probability: Option<f64>) -> Sampled {
+        let counters = &self.table.counters;
+        counters.sampled_items.fetch_add(self.items.len() as u64, Ordering::Relaxed);
+        counters.sample_age.record_batch(self.items.iter().map(|item| u64::from(item.age)));
+        Sampled {
             items: self.items,
             live_items,
             min_probability,
             state: None,
-            rows: Bytes::from(rows),
-            blobs,
+            rows: Bytes::from(self.rows),
+            blobs: self.blobs,
             shares: Vec::new(),
             credit: self.batch.sampled(self.request.share.is_some()),
-        })
+        }
     }
 }

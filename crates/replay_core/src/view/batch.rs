@@ -1,8 +1,8 @@
-//! A batch of arrays, and the memory under them: buffers that Rust fills and then lends to Python, which may write to them.
+//! A batch of arrays, and the memory under them: one buffer that Rust fills and then lends to Python, which may write to it.
 //!
-//! Several arrays may share a buffer, as `observation` and `next_observation` do. A buffer returns to its pool when its
-//! last array is dropped, so a batch does not change while it is used, and the system clears the megabytes of a window
-//! buffer only once.
+//! The arrays lie in the buffer one after the other, so that one copy brings a batch to a device; `observation` and
+//! `next_observation` may overlap. A buffer returns to its pool when its last array is dropped, so a batch does not change
+//! while it is used, and the system clears the megabytes of a batch only once.
 //!
 //! A large batch is evicted from the caches before it is used. An ordinary store reads each line before it overwrites it,
 //! and evicts rows that the next item needs; a streamed store does neither. Streaming shortens the unpacking of 512 stacks
@@ -20,11 +20,14 @@ use crate::processor::advise_huge_pages;
 use crate::schema::{Column, Dtype};
 
 /// Smaller buffers are allocated anew: that is cheaper than to keep them.
-const SMALLEST_KEPT: usize = 64 << 10;
+const SMALLEST_KEPT: usize = 8 << 10;
 /// Buffers that a pool keeps for reuse.
 const MOST_KEPT: usize = 16;
-/// Most bytes of one array of a batch.
+/// Most bytes of the arrays of a batch.
 const LARGEST: u64 = 16 << 30;
+
+/// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
+type Storage = Box<[UnsafeCell<u8>]>;
 
 /// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
 pub struct Buffer {
@@ -34,31 +37,37 @@ pub struct Buffer {
     pool: Weak<BufferPool>,
 }
 
+// SAFETY: methods on a shared reference only read the bytes or return their address. A write through the address is
+// sound only while no other thread uses the bytes, which `as_mut_ptr` demands of its users.
+unsafe impl Sync for Buffer {}
+
 impl Buffer {
     /// Alignment of buffers, and so of arrays: a cache line, and the widest vector register.
     pub const ALIGNMENT: usize = 64;
 
     /// A buffer of `len` zeros without a pool.
     pub fn zeros(len: usize) -> Result<Self> {
-        Ok(Buffer::over(Storage::zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
+        Ok(Buffer::over(zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
     }
 
     fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
-        let start = storage.as_mut_ptr().align_offset(Self::ALIGNMENT);
+        let start = storage.as_ptr().align_offset(Self::ALIGNMENT);
         Buffer { storage, start, len, pool }
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        &self.storage.as_slice()[self.start..self.start + self.len]
+        // SAFETY: the bytes are the buffer's, and a write through the address is sound only while no slice of them is in use.
+        unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.storage.as_mut_slice()[self.start..self.start + self.len]
+        // SAFETY: the bytes are the buffer's, and the reference to it is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
     /// The address of the bytes, which do not move, for another language. It may write there while nobody else uses the buffer.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.storage.as_mut_ptr().wrapping_add(self.start)
+        UnsafeCell::raw_get(self.storage[self.start..].as_ptr())
     }
 
     pub fn len(&self) -> usize {
@@ -68,6 +77,14 @@ impl Buffer {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+}
+
+fn zeros(len: usize) -> Result<Storage> {
+    let bytes = allocation::zeros("an array", len)?;
+    advise_huge_pages(&bytes);
+    let bytes = Box::into_raw(bytes);
+    // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
+    Ok(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
 }
 
 impl Drop for Buffer {
@@ -85,11 +102,15 @@ pub(super) struct BufferPool {
 }
 
 impl BufferPool {
-    /// A buffer of `items` times `item_bytes` with any content.
-    pub(super) fn take(self: &Arc<Self>, items: usize, item_bytes: usize) -> Result<Buffer> {
-        let len = items.saturating_mul(item_bytes);
+    /// A buffer with any content for arrays of `items`, whose places it sets.
+    pub(super) fn take(self: &Arc<Self>, specs: &mut [ArraySpec], items: usize) -> Result<Buffer> {
+        let mut len = 0_usize;
+        for spec in specs {
+            spec.offset = len.saturating_add(Buffer::ALIGNMENT - 1) & !(Buffer::ALIGNMENT - 1);
+            len = spec.offset.saturating_add(items.saturating_mul(spec.item_bytes()));
+        }
         check_size(
-            "an array of a batch, in bytes,",
+            "the arrays of a batch, in bytes,",
             len as u64,
             LARGEST,
             "sample fewer items at a time, or with a narrower view",
@@ -107,7 +128,7 @@ impl BufferPool {
         };
         let storage = match kept {
             Some(kept) => kept,
-            None => Storage::zeros(needed)?,
+            None => zeros(needed)?,
         };
         Ok(Buffer::over(storage, len, Arc::downgrade(self)))
     }
@@ -115,7 +136,7 @@ impl BufferPool {
     fn give_back(&self, mut storage: Storage) {
         if cfg!(debug_assertions) {
             // Poison: tests fail on a late read, and on a part that is never filled.
-            storage.as_mut_slice().fill(0xa5);
+            storage.iter_mut().for_each(|byte| *byte.get_mut() = 0xa5);
         }
         let mut free = lock(&self.free);
         if free.len() == MOST_KEPT {
@@ -226,37 +247,28 @@ pub struct Batch {
     /// Items: the first dimension of every array. Fewer than were sampled where some are rejected.
     pub len: usize,
     pub arrays: Vec<Array>,
-    /// Index in the sample of each item that is kept.
-    pub items: Vec<usize>,
     /// Items whose data does not decode, to be reported.
     pub rejected: Vec<Rejected>,
 }
 
 impl Batch {
-    /// Adds an array of one byte for each item.
-    pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut buffer = Buffer::zeros(bytes.len())?;
-        buffer.as_mut_slice().copy_from_slice(bytes);
-        let spec = ArraySpec::new(name, Dtype::Uint8, vec![]);
-        self.arrays.push(spec.array(bytes.len(), Arc::new(buffer)));
-        Ok(())
-    }
-
     pub fn get(&self, name: &str) -> Option<&Array> {
         self.arrays.iter().find(|array| array.name == name)
     }
 }
 
-/// An array of a batch that is still to be filled: each item has the same number of bytes of its buffer.
+/// An array of a batch that is still to be filled: each item has the same number of its bytes.
 pub(super) struct ArraySpec {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
+    /// Offset in the buffer of the batch, see [`BufferPool::take`].
+    offset: usize,
 }
 
 impl ArraySpec {
     pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
-        ArraySpec { name: name.to_owned(), dtype, shape }
+        ArraySpec { name: name.to_owned(), dtype, shape, offset: 0 }
     }
 
     /// An array of `steps` values of a column for each item; without that dimension where `steps` is `None`.
@@ -279,52 +291,27 @@ impl ArraySpec {
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
         }
-        Array { name: self.name.clone(), dtype: self.dtype, shape, strides, offset: 0, buffer, shared: false }
+        let (name, dtype, offset) = (self.name.clone(), self.dtype, self.offset);
+        Array { name, dtype, shape, strides, offset, buffer, shared: false }
     }
 }
 
-/// One array in each filled buffer.
-pub(super) fn whole_arrays(specs: &[ArraySpec], items: usize, buffers: Vec<Arc<Buffer>>) -> Vec<Array> {
-    specs.iter().zip(buffers).map(|(spec, buffer)| spec.array(items, buffer)).collect()
+/// The bytes of each array of `items` in the buffer of a batch.
+pub(super) fn split<'b>(specs: &[ArraySpec], items: usize, buffer: &'b mut Buffer) -> Vec<&'b mut [u8]> {
+    let (mut rest, mut at) = (buffer.as_mut_slice(), 0);
+    let mut next = |spec: &ArraySpec| {
+        let bytes = items * spec.item_bytes();
+        let (taken, left) = std::mem::take(&mut rest).split_at_mut(spec.offset - at + bytes);
+        let array = &mut taken[spec.offset - at..];
+        (rest, at) = (left, spec.offset + bytes);
+        array
+    };
+    specs.iter().map(&mut next).collect()
 }
 
-/// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
-#[derive(Default)]
-pub(super) struct Storage(Box<[UnsafeCell<u8>]>);
-
-// SAFETY: methods on a shared reference only read the bytes or return their address. A write through the address is
-// sound only while no other thread uses the bytes, which `as_mut_ptr` demands of its users.
-unsafe impl Sync for Storage {}
-
-impl Storage {
-    /// `len` zeros.
-    pub(super) fn zeros(len: usize) -> Result<Self> {
-        let bytes = allocation::zeros("an array", len)?;
-        advise_huge_pages(&bytes);
-        let bytes = Box::into_raw(bytes);
-        // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
-        Ok(Storage(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) }))
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The address of the bytes, which do not move. A write there is sound only while no other thread uses them.
-    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
-        UnsafeCell::raw_get(self.0.as_ptr())
-    }
-
-    pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: address and length are the box's, and a write through the address is sound only while no slice of the
-        // bytes is in use.
-        unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len()) }
-    }
-
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: address and length are the box's, and the reference to it is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
-    }
+/// The arrays in the filled buffer of a batch.
+pub(super) fn whole_arrays(specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
+    specs.iter().map(|spec| spec.array(items, buffer.clone())).collect()
 }
 
 /// Copies of one thread into a batch. Other threads may read the bytes after it is dropped.
@@ -353,7 +340,13 @@ impl Copies {
         if self.streams(from.len()) {
             return stream(from, to);
         }
-        to.copy_from_slice(from);
+        // Numbers, without a call of memcpy.
+        match (from.len(), to.len()) {
+            (1, 1) => to[0] = from[0],
+            (4, 4) => to.as_chunks_mut::<4>().0[0] = from.as_chunks::<4>().0[0],
+            (8, 8) => to.as_chunks_mut::<8>().0[0] = from.as_chunks::<8>().0[0],
+            _ => to.copy_from_slice(from),
+        }
     }
 }
 
@@ -394,39 +387,58 @@ mod tests {
     #[test]
     fn a_buffer_is_reused_only_after_its_last_array() {
         let pool = Arc::new(BufferPool::default());
-        let buffer = Arc::new(pool.take(2, SMALLEST_KEPT).unwrap());
+        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
+        let buffer = Arc::new(pool.take(&mut spec, 2).unwrap());
         let address = buffer.as_slice().as_ptr();
         assert_eq!(address as usize % Buffer::ALIGNMENT, 0);
-        let first = ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT]).array(2, buffer);
+        let first = spec[0].array(2, buffer);
         let second = first.clone();
         drop(first);
-        let other = pool.take(2, SMALLEST_KEPT).unwrap();
+        let other = pool.take(&mut spec, 2).unwrap();
         assert_ne!(other.as_slice().as_ptr(), address);
         drop(second);
-        assert_eq!(pool.take(2, SMALLEST_KEPT).unwrap().as_slice().as_ptr(), address);
+        assert_eq!(pool.take(&mut spec, 2).unwrap().as_slice().as_ptr(), address);
         drop(other);
     }
 
     #[test]
     fn a_pool_keeps_a_bounded_number_of_buffers() {
         let pool = Arc::new(BufferPool::default());
-        let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(1, SMALLEST_KEPT).unwrap()).collect();
+        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
+        let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(&mut spec, 1).unwrap()).collect();
         drop(buffers);
         assert_eq!(lock(&pool.free).len(), MOST_KEPT);
     }
 
     #[test]
-    fn an_array_beyond_the_limit_is_refused_before_it_is_allocated() {
+    fn arrays_beyond_the_limit_are_refused_before_they_are_allocated() {
         let pool = Arc::new(BufferPool::default());
-        assert!(matches!(pool.take(usize::MAX, 2), Err(crate::Error::TooLarge { .. })));
+        let mut specs = ["a", "b"].map(|name| ArraySpec::new(name, Dtype::Uint16, vec![]));
+        assert!(matches!(pool.take(&mut specs, usize::MAX), Err(crate::Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn arrays_of_a_batch_lie_one_after_the_other_and_are_aligned() {
+        let pool = Arc::new(BufferPool::default());
+        let mut specs = [("a", 3), ("b", 100), ("c", 0), ("d", 1)]
+            .map(|(name, bytes)| ArraySpec::new(name, Dtype::Uint8, vec![bytes]));
+        let mut buffer = pool.take(&mut specs, 2).unwrap();
+        assert_eq!(specs.each_ref().map(|spec| spec.offset), [0, 64, 320, 320]);
+        for (number, part) in (1..).zip(split(&specs, 2, &mut buffer)) {
+            part.fill(number);
+        }
+        let arrays = whole_arrays(&specs, 2, &Arc::new(buffer));
+        assert_eq!(arrays[1].to_bytes(), [2; 200]);
+        assert_eq!((arrays[2].to_bytes(), arrays[3].to_bytes()), (vec![], vec![4; 2]));
     }
 
     #[test]
     fn overlapping_windows_share_slots() {
         let pool = Arc::new(BufferPool::default());
-        let mut buffer = pool.take(1, 6).unwrap();
+        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![3])];
+        let mut buffer = pool.take(&mut spec, 2).unwrap();
         buffer.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
-        let array = ArraySpec::new("a", Dtype::Uint8, vec![3]).array(2, Arc::new(buffer));
+        let array = spec[0].array(2, Arc::new(buffer));
         let pairs = array.overlapping("pairs", 0, &[2, 2]);
         assert_eq!(pairs.shape, [2, 2, 2]);
         assert_eq!(pairs.to_bytes(), [1, 2, 2, 3, 4, 5, 5, 6]);

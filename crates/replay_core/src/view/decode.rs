@@ -10,13 +10,13 @@ use base::allocation;
 use base::system::OsError;
 use base::wait::lock;
 
-use super::Padding;
-use super::batch::{ArraySpec, Buffer, Copies};
+use super::batch::{self, ArraySpec, Buffer, Copies};
+use super::{ArraysOfView, Padding};
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
 use crate::codec::Codec;
 use crate::difference::Patched;
 use crate::error::{Error, Result};
-use crate::replay::Sampled;
+use crate::replay::{Sampled, SampledItem};
 use crate::schema::flags;
 
 /// The error is the reason why an item does not decode.
@@ -60,8 +60,7 @@ impl<'a> Unpacker<'a> {
         let layout = &self.layout.columns[column];
         match layout.location {
             ValueLocation::Row(offset) => {
-                let value = &row.parts.fields[offset..offset + layout.bytes];
-                self.copies.copy(value, out);
+                self.copies.copy(&row.parts.fields[offset..offset + layout.bytes], out);
                 Ok(())
             }
             ValueLocation::Blob(number) => self
@@ -190,20 +189,31 @@ impl SampledRow<'_> {
 }
 
 /// The steps of a window from its anchor on, up to the end of the episode (or life).
+#[derive(Clone, Copy)]
 pub(super) struct Steps<'a> {
+    window: SampledWindow<'a>,
     /// Steps that learning may use: the observation after each is known, or it terminates.
-    pub(super) counted: &'a [SampledRow<'a>],
+    pub(super) counted: usize,
     /// These, and a truncated step after them whose next observation never came.
-    pub(super) all: &'a [SampledRow<'a>],
+    pub(super) all: usize,
     pub(super) terminated: bool,
     /// Known observations, from the anchor's to the one after the steps that count.
     pub(super) observations: usize,
 }
 
+impl<'a> Steps<'a> {
+    /// The row of a step; 0 is the anchor's.
+    pub(super) fn row(self, step: usize) -> SampledRow<'a> {
+        self.window.rows.row(self.window.first + self.window.before + step)
+    }
+}
+
 /// The rows around the anchor of one sampled item.
 #[derive(Clone, Copy)]
 pub(super) struct SampledWindow<'a> {
-    rows: &'a [SampledRow<'a>],
+    rows: &'a Rows<'a>,
+    first: usize,
+    len: usize,
     before: usize,
 }
 
@@ -211,43 +221,88 @@ impl<'a> SampledWindow<'a> {
     /// The row `offset` steps after the anchor (before it where negative).
     pub(super) fn row(&self, offset: isize) -> Option<SampledRow<'a>> {
         let index = self.before.checked_add_signed(offset)?;
-        self.rows.get(index).copied()
+        (index < self.len).then(|| self.rows.row(self.first + index))
     }
 
     /// The steps from the anchor on, at most `most`.
     pub(super) fn steps(&self, most: usize) -> Decoded<Steps<'a>> {
-        let rows = &self.rows[self.before..];
-        let ends = |row: &SampledRow<'_>| row.has(flags::TERMINATED | flags::TRUNCATED | flags::FINAL);
-        let end = rows.iter().take(most).position(ends);
-        let steps = end.map_or(most, |end| end + 1);
-        let terminated = end.is_some_and(|end| rows[end].has(flags::TERMINATED));
-        let followed = steps < rows.len();
-        let counted = steps - usize::from(end.is_some() && !followed && !terminated);
-        match rows.get(..steps) {
-            Some(all) if counted > 0 && (followed || end.is_some()) && !all[steps - 1].has(flags::FINAL) => {
-                let observations = rows.len().min(counted + 1);
-                Ok(Steps { counted: &all[..counted], all, terminated, observations })
-            }
-            _ => Err("the window ends before its episode does".into()),
+        let (anchor, rows) = (self.first + self.before, self.len - self.before);
+        let has = |step: usize, flag: u8| self.rows.row(anchor + step).has(flag);
+        let end = (0..rows.min(most)).find(|&step| has(step, flags::TERMINATED | flags::TRUNCATED | flags::FINAL));
+        let all = end.map_or(most, |end| end + 1);
+        let terminated = end.is_some_and(|end| has(end, flags::TERMINATED));
+        let followed = all < rows;
+        let counted = all - usize::from(end.is_some() && !followed && !terminated);
+        if all > rows || counted == 0 || !(followed || end.is_some()) || has(all - 1, flags::FINAL) {
+            return Err("the window ends before its episode does".into());
         }
+        Ok(Steps { window: *self, counted, all, terminated, observations: rows.min(counted + 1) })
     }
 }
 
-/// Finds the rows of a sample, their blobs and their key rows.
-pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<SampledRow<'a>>> {
-    let row_bytes = layout.row_bytes;
-    if !sampled.rows.len().is_multiple_of(row_bytes) {
-        return Err(Error::Corrupt(format!(
-            "a sample has {} bytes of rows, which is no multiple of {}",
-            sampled.rows.len(),
-            row_bytes
-        )));
+/// The rows of a sample, without key rows that no window has.
+pub(super) struct Rows<'a> {
+    fields: &'a [u8],
+    row_bytes: usize,
+    /// The rows of a layout with blobs. Without blobs a row is found by its place in `fields`.
+    packed: Option<Vec<SampledRow<'a>>>,
+}
+
+impl<'a> Rows<'a> {
+    /// Finds the rows of a sample, their blobs and their key rows.
+    pub(super) fn of(sampled: &'a Sampled, layout: &RowLayout) -> Result<Self> {
+        let (fields, row_bytes) = (&sampled.rows[..], layout.row_bytes);
+        if !fields.len().is_multiple_of(row_bytes) {
+            let bytes = fields.len();
+            let reason = format!("a sample has {bytes} bytes of rows, which is no multiple of {row_bytes}");
+            return Err(Error::Corrupt(reason));
+        }
+        let packed = (!layout.blob_columns.is_empty()).then(|| packed_rows(sampled, layout)).transpose()?;
+        Ok(Rows { fields, row_bytes, packed })
     }
-    let mut rows: Vec<SampledRow<'a>> = Vec::with_capacity(sampled.rows.len() / row_bytes);
+
+    fn len(&self) -> usize {
+        self.packed.as_ref().map_or_else(|| self.fields.len() / self.row_bytes, Vec::len)
+    }
+
+    fn row(&self, index: usize) -> SampledRow<'a> {
+        match &self.packed {
+            Some(packed) => packed[index],
+            None => {
+                let fields = &self.fields[index * self.row_bytes..][..self.row_bytes];
+                SampledRow { parts: RowParts { fields, blobs: &[] }, role: KeyRole::Alone }
+            }
+        }
+    }
+
+    /// Cuts the rows into the windows of the sampled items.
+    pub(super) fn windows(&'a self, items: &[SampledItem]) -> Result<Vec<SampledWindow<'a>>> {
+        let mut end = 0;
+        let windows: Vec<_> = items
+            .iter()
+            .map(|item| {
+                let (first, before) = (end, usize::from(item.before));
+                let len = before + 1 + usize::from(item.after);
+                end += len;
+                SampledWindow { rows: self, first, len, before }
+            })
+            .collect();
+        if end != self.len() {
+            let (items, rows) = (items.len(), self.len());
+            let reason = format!("the windows of {items} sampled items do not add up to their {rows} rows");
+            return Err(Error::Corrupt(reason));
+        }
+        Ok(windows)
+    }
+}
+
+/// The rows of a layout with blobs.
+fn packed_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<SampledRow<'a>>> {
+    let mut rows: Vec<SampledRow<'a>> = Vec::with_capacity(sampled.rows.len() / layout.row_bytes);
     let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
     let mut rest: &[u8] = &[];
     let mut key: Option<RowParts<'a>> = None;
-    for fields in sampled.rows.chunks_exact(row_bytes) {
+    for fields in sampled.rows.chunks_exact(layout.row_bytes) {
         let lengths = layout.blob_lengths(fields).map(BlobLength::bytes);
         let length = lengths.fold(0, usize::saturating_add);
         while rest.is_empty() && length > 0 {
@@ -278,28 +333,6 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
     Ok(rows)
 }
 
-/// Cuts the rows of a sample into the windows of its items.
-pub(super) fn split_windows<'a>(sampled: &Sampled, rows: &'a [SampledRow<'a>]) -> Result<Vec<SampledWindow<'a>>> {
-    let mut rest = rows;
-    let windows = sampled
-        .items
-        .iter()
-        .map(|item| {
-            let before = usize::from(item.before);
-            let (rows, left) = rest.split_at_checked(before + 1 + usize::from(item.after))?;
-            rest = left;
-            Some(SampledWindow { rows, before })
-        })
-        .collect::<Option<Vec<_>>>();
-    windows.filter(|_| rest.is_empty()).ok_or_else(|| {
-        Error::Corrupt(format!(
-            "the windows of {} sampled items do not add up to their {} rows",
-            sampled.items.len(),
-            rows.len()
-        ))
-    })
-}
-
 /// Items that a thread fills at a time: few, so that no thread waits long for the last one, and enough to wake another.
 const PART_ITEMS: usize = 32;
 /// Bytes of a batch for which one more thread is woken. Fewer are filled before it runs: with a second thread 64 steps of 100
@@ -310,9 +343,36 @@ const HELPER_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 256 << 10 };
 /// at once made a sample of 512 in process 3 % slower.
 const LAST_PART_SPINS: usize = 4_000;
 
-/// Fills one item's part of each array, or returns the reason why its window cannot be used.
-pub(super) type Fill<'f, 'a> =
-    &'f (dyn Fn(&mut Unpacker<'a>, &SampledWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
+/// Calls `fill` with the number of each item and its part of some arrays, unless the item failed before.
+pub(super) fn for_each<const N: usize>(
+    arrays: [&mut [u8]; N],
+    failed: &mut [Option<String>],
+    mut fill: impl FnMut(usize, [&mut [u8]; N]) -> Decoded<()>,
+) {
+    let items = failed.len();
+    let mut parts = arrays.map(|array| array.chunks_exact_mut(array.len() / items));
+    for (item, failed) in failed.iter_mut().enumerate() {
+        let values = parts.each_mut().map(|part| part.next().unwrap_or_default());
+        if failed.is_none() {
+            *failed = fill(item, values).err();
+        }
+    }
+}
+
+/// The steps of each window, at most `most`; none of a window that fails.
+pub(super) fn steps_of<'a>(
+    windows: &[SampledWindow<'a>],
+    most: usize,
+    failed: &mut [Option<String>],
+) -> Vec<Steps<'a>> {
+    let steps = windows.iter().zip(failed).map(|(&window, failed)| {
+        window.steps(most).unwrap_or_else(|reason| {
+            *failed = Some(reason);
+            Steps { window, counted: 0, all: 0, terminated: false, observations: 0 }
+        })
+    });
+    steps.collect()
+}
 
 /// The calling thread and a pool of others. They are not started anew for each batch: the scheduler tends to put a new thread
 /// on its parent's core while another core is about to become idle, which made a remote sample of 512 take 6.2 ms instead of
@@ -339,47 +399,36 @@ impl Fillers {
         Ok(Fillers { others: (threads > 1).then(|| start(threads - 1)).transpose()? })
     }
 
-    /// Fills the buffers of a batch, item by item. Returns the failed items and the reasons, in order.
+    /// Fills the first arrays of a batch, item by item. Returns the failed items and the reasons, in order.
     pub(super) fn fill_arrays<'a>(
         &self,
         layout: &'a RowLayout,
         windows: &[SampledWindow<'a>],
         specs: &[ArraySpec],
-        buffers: &mut [Buffer],
-        fill: Fill<'_, 'a>,
+        buffer: &mut Buffer,
+        (view, short): (&dyn ArraysOfView, bool),
     ) -> Vec<(usize, String)> {
-        let bytes = buffers.iter().map(Buffer::len).sum();
-        let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
+        let bytes = buffer.len();
+        let arrays = batch::split(specs, windows.len(), buffer).into_iter().zip(specs);
+        let mut rest: Vec<_> = arrays.map(|(bytes, spec)| bytes.chunks_mut(PART_ITEMS * spec.item_bytes())).collect();
         let parts = windows.chunks(PART_ITEMS).enumerate().map(|(part, windows)| {
-            let taken: Vec<_> = rest
-                .iter_mut()
-                .zip(specs)
-                .map(|(bytes, spec)| {
-                    let (taken, left) = std::mem::take(bytes).split_at_mut(windows.len() * spec.item_bytes());
-                    *bytes = left;
-                    taken
-                })
-                .collect();
-            (part * PART_ITEMS, windows, taken)
+            let arrays: Vec<_> = rest.iter_mut().map_while(Iterator::next).collect();
+            (part * PART_ITEMS, windows, arrays)
         });
         let parts = Mutex::new(parts);
         let failures = Mutex::new(Vec::new());
         let work = || {
-            let mut out = Vec::with_capacity(specs.len());
             let mut unpacker = Unpacker::new(layout, Copies::to_batch(bytes));
+            let mut reasons = vec![None; PART_ITEMS];
             loop {
-                let Some((first, windows, taken)) = lock(&parts).next() else {
+                let Some((first, windows, mut arrays)) = lock(&parts).next() else {
                     return;
                 };
-                let mut items: Vec<_> =
-                    taken.into_iter().zip(specs).map(|(part, spec)| part.chunks_exact_mut(spec.item_bytes())).collect();
-                for (index, window) in windows.iter().enumerate() {
-                    out.extend(items.iter_mut().map_while(Iterator::next));
-                    if let Err(reason) = fill(&mut unpacker, window, &mut out) {
-                        lock(&failures).push((first + index, reason));
-                    }
-                    out.clear();
-                }
+                let reasons = &mut reasons[..windows.len()];
+                view.fill(&mut unpacker, short, windows, &mut arrays, reasons);
+                let failed = reasons.iter_mut().enumerate();
+                let failed = failed.filter_map(|(index, reason)| Some((first + index, reason.take()?)));
+                lock(&failures).extend(failed);
             }
         };
         let others_at_most = windows.len().div_ceil(PART_ITEMS).saturating_sub(1);

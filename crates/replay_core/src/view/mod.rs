@@ -10,7 +10,7 @@ mod sequence;
 use std::sync::Arc;
 
 use batch::{ArraySpec, BufferPool};
-use decode::{Fill, Fillers, SampledWindow};
+use decode::{Fillers, SampledWindow, Unpacker};
 
 use base::notation::Number;
 
@@ -36,19 +36,39 @@ impl Default for DecodeOptions {
     }
 }
 
+/// Name of the array with each item's table, in a batch of a mix.
+pub const TABLES: &str = "tables";
+
 /// Makes arrays of sampled windows. Threads may share a decoder. It reuses the buffers of dropped batches.
 pub struct Decoder {
     layout: RowLayout,
-    view: View,
+    view: Box<dyn ArraysOfView>,
     normalization: Normalization,
     fillers: Fillers,
     pool: Arc<BufferPool>,
 }
 
-enum View {
-    NStep(nstep::NStepView),
-    Sequences(sequence::SequenceView),
-    Window(Window),
+/// What a view makes of windows. `short` says that a window of the batch ends early, in a way that moves its arrays.
+trait ArraysOfView: Send + Sync {
+    fn any_short(&self, _windows: &[SampledWindow<'_>]) -> bool {
+        false
+    }
+
+    fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec>;
+
+    /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
+    fn fill<'a>(
+        &self,
+        unpacker: &mut Unpacker<'a>,
+        short: bool,
+        windows: &[SampledWindow<'a>],
+        arrays: &mut [&mut [u8]],
+        failed: &mut [Option<String>],
+    );
+
+    fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
+        batch::whole_arrays(specs, items, buffer)
+    }
 }
 
 impl Decoder {
@@ -59,10 +79,10 @@ impl Decoder {
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
-        let view = match view {
-            ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
-            ViewSpec::Sequences(spec) => View::Sequences(sequence::SequenceView::new(spec.clone(), config)?),
-            ViewSpec::Window(spec) => View::Window(*spec),
+        let view: Box<dyn ArraysOfView> = match view {
+            ViewSpec::NStep(spec) => Box::new(nstep::NStepView::new(spec.clone(), config)?),
+            ViewSpec::Sequences(spec) => Box::new(sequence::SequenceView::new(spec.clone(), config)?),
+            ViewSpec::Window(spec) => Box::new(*spec),
         };
         Self::over(config, view, options)
     }
@@ -70,10 +90,10 @@ impl Decoder {
     /// A decoder of single rows, whatever the names of the columns: arrays of the [`Window`] of one row.
     pub(crate) fn of_rows(config: &TableConfig, threads: usize) -> Result<Self> {
         let options = DecodeOptions { threads, ..DecodeOptions::default() };
-        Self::over(config, View::Window(Window::default()), options)
+        Self::over(config, Box::new(Window::default()), options)
     }
 
-    fn over(config: &TableConfig, view: View, options: DecodeOptions) -> Result<Self> {
+    fn over(config: &TableConfig, view: Box<dyn ArraysOfView>, options: DecodeOptions) -> Result<Self> {
         Ok(Decoder {
             layout: RowLayout::of(config),
             view,
@@ -93,44 +113,20 @@ impl Decoder {
     /// # Errors
     /// [`Error::Corrupt`] where the sample as a whole does not have the rows and blobs that it announces,
     /// [`Error::Config`] for a bad `beta`, or for weights over the memory without its smallest probability,
-    /// [`Error::TooLarge`] for an array beyond 16 GiB.
+    /// [`Error::TooLarge`] for arrays beyond 16 GiB.
     pub fn decode(&self, sampled: &Sampled, beta: f64) -> Result<Batch> {
-        let rows = decode::split_rows(sampled, &self.layout)?;
-        let windows = decode::split_windows(sampled, &rows)?;
-        let layout = &self.layout;
-        match &self.view {
-            View::NStep(view) => {
-                let any_short = view.any_short(&windows);
-                let specs = view.array_specs(layout, any_short);
-                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, any_short, window, out);
-                let arrays = |items, buffers| view.arrays(any_short, &specs, items, buffers);
-                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
-            }
-            View::Sequences(view) => {
-                let specs = view.array_specs(layout);
-                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, window, out);
-                let arrays = |items, buffers| view.arrays(&specs, items, buffers);
-                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
-            }
-            View::Window(view) => {
-                let specs = view.array_specs(layout);
-                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, window, out);
-                let arrays = |items, buffers| batch::whole_arrays(&specs, items, buffers);
-                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
-            }
-        }
+        self.decode_mix(sampled, beta, None)
     }
 
-    /// Orders the windows, fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
-    fn assemble<'a>(
-        &'a self,
-        sampled: &Sampled,
-        beta: f64,
-        windows: &[SampledWindow<'a>],
-        specs: &[ArraySpec],
-        fill: Fill<'_, 'a>,
-        arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
-    ) -> Result<Batch> {
+    /// As [`Self::decode`]; for a mix also with the array [`TABLES`], which has `table_of` each item.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_mix(&self, sampled: &Sampled, beta: f64, table_of: Option<&dyn Fn(usize) -> u8>) -> Result<Batch> {
+        let rows = decode::Rows::of(sampled, &self.layout)?;
+        let windows = rows.windows(&sampled.items)?;
+        let short = self.view.any_short(&windows);
+        let mut specs = self.view.specs(&self.layout, short);
         let order = crate::mix::order(sampled);
         let mixed: Vec<_>;
         let windows = match &order {
@@ -138,19 +134,28 @@ impl Decoder {
                 mixed = order.iter().map(|&item| windows[item]).collect();
                 &mixed
             }
-            None => windows,
+            None => &windows,
         };
-        let mut buffers =
-            specs.iter().map(|spec| self.pool.take(windows.len(), spec.item_bytes())).collect::<Result<Vec<_>>>()?;
-        let failed = self.fillers.fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
+        let of_view = specs.len();
+        let of_items = [
+            ("weights", Dtype::Float32),
+            ("probabilities", Dtype::Float64),
+            ("ids", Dtype::Uint64),
+            ("ages", Dtype::Uint32),
+        ];
+        let of_mix = table_of.map(|_| (TABLES, Dtype::Uint8));
+        specs.extend(of_items.into_iter().chain(of_mix).map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
+        let mut buffer = self.pool.take(&mut specs, windows.len())?;
+        let view = (&*self.view, short);
+        let failed = self.fillers.fill_arrays(&self.layout, windows, &specs[..of_view], &mut buffer, view);
+        let mut parts = batch::split(&specs, windows.len(), &mut buffer);
         if !failed.is_empty() {
-            for (buffer, spec) in buffers.iter_mut().zip(specs) {
-                decode::remove_items(buffer.as_mut_slice(), spec.item_bytes(), &failed);
+            for (bytes, spec) in parts.iter_mut().zip(&specs[..of_view]) {
+                decode::remove_items(bytes, spec.item_bytes(), &failed);
             }
         }
-        let len = windows.len() - failed.len();
-        let mut arrays = arrays(len, buffers.into_iter().map(Arc::new).collect());
 
+        let len = windows.len() - failed.len();
         let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
         let mut failed = failed.into_iter().peekable();
         for position in 0..windows.len() {
@@ -160,31 +165,29 @@ impl Decoder {
                 None => items.push(item),
             }
         }
-        let kept: Vec<_> = items.iter().map(|&item| sampled.items[item]).collect();
-        let weights = importance_weights(
-            kept.iter().map(|item| item.probability),
-            sampled.min_probability,
-            beta,
-            self.normalization,
-        )?;
-        let mut column = |name, dtype, bytes: Vec<u8>| -> Result<()> {
-            let spec = ArraySpec::new(name, dtype, vec![]);
-            let mut buffer = self.pool.take(len, spec.item_bytes())?;
-            buffer.as_mut_slice().copy_from_slice(&bytes);
-            arrays.push(spec.array(len, Arc::new(buffer)));
-            Ok(())
-        };
-        let bytes = weights.iter().flat_map(|weight| weight.to_ne_bytes());
-        column("weights", Dtype::Float32, bytes.collect())?;
-        let bytes = kept.iter().flat_map(|v| v.probability.to_ne_bytes());
-        column("probabilities", Dtype::Float64, bytes.collect())?;
-        let bytes = kept.iter().flat_map(|v| v.id.to_ne_bytes());
-        column("ids", Dtype::Uint64, bytes.collect())?;
-        let bytes = kept.iter().flat_map(|v| v.age.to_ne_bytes());
-        column("ages", Dtype::Uint32, bytes.collect())?;
-
-        Ok(Batch { len, arrays, items, rejected })
+        let kept = items.iter().map(|&item| &sampled.items[item]);
+        let probabilities = kept.clone().map(|item| item.probability);
+        let weights = importance_weights(probabilities.clone(), sampled.min_probability, beta, self.normalization)?;
+        if let [of_weights, of_probabilities, ids, ages, tables @ ..] = &mut parts[of_view..] {
+            put(of_weights, weights.into_iter().map(f32::to_ne_bytes));
+            put(of_probabilities, probabilities.map(f64::to_ne_bytes));
+            put(ids, kept.clone().map(|item| item.id.to_ne_bytes()));
+            put(ages, kept.map(|item| item.age.to_ne_bytes()));
+            for (tables, table_of) in tables.iter_mut().zip(table_of) {
+                put(tables, items.iter().map(|&item| [table_of(item)]));
+            }
+        }
+        let buffer = Arc::new(buffer);
+        let mut arrays = self.view.arrays(short, &specs[..of_view], len, &buffer);
+        arrays.extend(batch::whole_arrays(&specs[of_view..], len, &buffer));
+        Ok(Batch { len, arrays, rejected })
     }
+}
+
+/// Writes values into the bytes of an array.
+fn put<const N: usize>(array: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
+    let slots = array.as_chunks_mut().0;
+    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
 }
 
 /// Divisor of the importance weights.

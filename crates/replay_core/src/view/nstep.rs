@@ -1,6 +1,6 @@
 //! Arrays of the `NStep` view.
 //!
-//! The observations of an item are slots of one buffer, in which `observation` and `next_observation` overlap where they
+//! The observations of an item are slots of one array, in which `observation` and `next_observation` overlap where they
 //! can. With stack 4 and n 3, anchor a, and k = n steps:
 //!
 //! ```text
@@ -12,8 +12,8 @@
 //!
 //! `next_observation` begins `shift` slots after `observation`, in every item of a batch. A full window has a shift of n. A
 //! window that an end cuts to k < n steps would need a shift of k, so a batch with one has no overlap: `next_observation`
-//! then has a buffer of its own. So it has where n >= stack; rows between the two are not unpacked. A terminated window whose
-//! last observation never came keeps the shift of n. Each part of an observation has a buffer and a shift of its own.
+//! then has an array of its own. So it has where n >= stack; rows between the two are not unpacked. A terminated window whose
+//! last observation never came keeps the shift of n. Each part of an observation has an array and a shift of its own.
 //!
 //! # Invariant
 //!
@@ -23,8 +23,8 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, SampledWindow, Steps, Unpacker};
-use super::{NStep, REWARD};
+use super::decode::{SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::{ArraysOfView, NStep, REWARD};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig};
@@ -54,27 +54,32 @@ impl NStepView {
 
     /// Steps from an item's observation to its next one: fewer than n where the episode (or life) ends before.
     fn distance(&self, steps: &Steps<'_>) -> usize {
-        let known = steps.observations > steps.counted.len();
-        if known { steps.counted.len() } else { self.n() }
+        let known = steps.observations > steps.counted;
+        if known { steps.counted } else { self.n() }
     }
 
-    /// Whether a window of the batch has its next observation at another distance than n.
-    pub(super) fn any_short(&self, windows: &[SampledWindow<'_>]) -> bool {
+    /// Slots from a part's `observation` to its `next_observation`, which fit every window of a batch; `None` without overlap.
+    fn shift(&self, part: &Part, short: bool) -> Option<usize> {
+        (self.n() < part.stack && !short).then_some(self.n())
+    }
+}
+
+impl ArraysOfView for NStepView {
+    /// Whether observations overlap in a full window, and a window of the batch has its next observation at another distance than n.
+    fn any_short(&self, windows: &[SampledWindow<'_>]) -> bool {
+        if self.parts.iter().all(|part| self.n() >= part.stack) {
+            return false;
+        }
         let mut steps = windows.iter().filter_map(|window| window.steps(self.n()).ok());
         steps.any(|steps| self.distance(&steps) < self.n())
     }
 
-    /// Slots from a part's `observation` to its `next_observation`, which fit every window of a batch; `None` without overlap.
-    fn shift(&self, part: &Part, any_short: bool) -> Option<usize> {
-        (self.n() < part.stack && !any_short).then_some(self.n())
-    }
-
     /// The arrays of a batch: both observations of each part, as one array where they overlap, reward, discount, the other columns.
-    pub(super) fn array_specs(&self, layout: &RowLayout, any_short: bool) -> Vec<ArraySpec> {
+    fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec> {
         let mut specs = Vec::new();
         for part in &self.parts {
             let slots = |slots| ArraySpec::of_column(layout, part.column, Some(slots));
-            match self.shift(part, any_short) {
+            match self.shift(part, short) {
                 Some(shift) => specs.push(slots(shift + part.stack)),
                 None => specs.extend([slots(part.stack), slots(part.stack)]),
             }
@@ -85,61 +90,57 @@ impl NStepView {
         specs
     }
 
-    pub(super) fn fill<'a>(
+    fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        any_short: bool,
-        window: &SampledWindow<'a>,
-        out: &mut [&mut [u8]],
-    ) -> Decoded<()> {
-        let others = self.others.len() + 2;
-        let (observations, rest) = out.split_at_mut(out.len().saturating_sub(others));
-        let [reward, discount, others @ ..] = rest else {
-            return Err("the batch has too few arrays".into());
-        };
-        let steps = window.steps(self.n())?;
-        let (mut n_step_return, mut factor) = (0.0, 1.0);
-        for &row in steps.counted {
-            n_step_return += factor * unpacker.number(row, self.reward)?;
-            factor *= self.spec.gamma;
-        }
-        let bootstrap = if steps.terminated { 0.0 } else { factor };
-        reward.copy_from_slice(&(n_step_return as f32).to_ne_bytes());
-        discount.copy_from_slice(&(bootstrap as f32).to_ne_bytes());
-
-        let mut observations = observations.iter_mut();
-        let mut array = || observations.next().ok_or("the batch has too few arrays");
+        short: bool,
+        windows: &[SampledWindow<'a>],
+        arrays: &mut [&mut [u8]],
+        failed: &mut [Option<String>],
+    ) {
+        let steps = steps_of(windows, self.n(), failed);
+        let mut arrays = arrays.iter_mut();
+        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
         for part in &self.parts {
             let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
-            let known = steps.observations as isize;
-            let offset = |step: usize| Some(step as isize - newest).filter(|&offset| offset < known);
-            let following = |slot: usize| offset(slot + self.distance(&steps));
-            let Some(shift) = self.shift(part, any_short) else {
-                unpacker.unpack_slots(window, column, padding, array()?, offset)?;
-                unpacker.unpack_slots(window, column, padding, array()?, following)?;
-                continue;
+            let offset = |item: usize, step: usize| {
+                Some(step as isize - newest).filter(|&offset| offset < steps[item].observations as isize)
             };
-            unpacker.unpack_slots(window, column, padding, array()?, |slot| match slot.checked_sub(part.stack) {
-                Some(_) => following(slot - shift),
-                None => offset(slot),
-            })?;
+            let following = |item: usize, slot: usize| offset(item, slot + self.distance(&steps[item]));
+            match self.shift(part, short) {
+                Some(shift) => for_each([next()], failed, |item, [slots]| {
+                    unpacker.unpack_slots(&windows[item], column, padding, slots, |slot| match slot < part.stack {
+                        true => offset(item, slot),
+                        false => following(item, slot - shift),
+                    })
+                }),
+                // Both of an item, since they may have the same key row.
+                None => for_each([next(), next()], failed, |item, [slots, next_slots]| {
+                    let window = &windows[item];
+                    unpacker.unpack_slots(window, column, padding, slots, |slot| offset(item, slot))?;
+                    unpacker.unpack_slots(window, column, padding, next_slots, |slot| following(item, slot))
+                }),
+            }
         }
-
-        for (&column, value) in self.others.iter().zip(others) {
-            unpacker.unpack(steps.counted[0], column, value)?;
+        for_each([next(), next()], failed, |item, [reward, discount]| {
+            let (mut n_step_return, mut factor) = (0.0, 1.0);
+            for step in 0..steps[item].counted {
+                n_step_return += factor * unpacker.number(steps[item].row(step), self.reward)?;
+                factor *= self.spec.gamma;
+            }
+            let bootstrap = if steps[item].terminated { 0.0 } else { factor };
+            reward.copy_from_slice(&(n_step_return as f32).to_ne_bytes());
+            discount.copy_from_slice(&(bootstrap as f32).to_ne_bytes());
+            Ok(())
+        });
+        for &column in &self.others {
+            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
-        Ok(())
     }
 
-    pub(super) fn arrays(
-        &self,
-        any_short: bool,
-        specs: &[ArraySpec],
-        items: usize,
-        buffers: Vec<Arc<Buffer>>,
-    ) -> Vec<Array> {
-        let mut filled = whole_arrays(specs, items, buffers).into_iter();
+    fn arrays(&self, short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
+        let mut filled = whole_arrays(specs, items, buffer).into_iter();
         let (mut arrays, mut following) = (Vec::new(), Vec::new());
         for part in &self.parts {
             // Also without overlap in this batch: whether its arrays can be written to does not vary from batch to batch.
@@ -149,7 +150,7 @@ impl NStepView {
             let stack = &[part.stack][usize::from(part.stack == 1)..];
             let Some(window) = next() else { break };
             let next_name = format!("next_{}", part.array);
-            following.extend(match self.shift(part, any_short) {
+            following.extend(match self.shift(part, short) {
                 Some(shift) => Some(window.overlapping(&next_name, shift, stack)),
                 None => next().map(|array| array.overlapping(&next_name, 0, stack)),
             });

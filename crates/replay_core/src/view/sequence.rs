@@ -1,13 +1,13 @@
 //! Arrays of the views of several rows: `Sequences`, and `Window`, which has the rows unchanged.
 //!
-//! Each part of the observation has a buffer, with `stack - 1 + T + 1` slots for an item. The stack of step t is the `stack`
+//! Each part of the observation has an array, with `stack - 1 + T + 1` slots for an item. The stack of step t is the `stack`
 //! slots from slot t on, so the stacks of a window overlap.
 
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, SampledWindow, Unpacker};
-use super::{REWARD, Sequences, Window};
+use super::decode::{SampledRow, SampledWindow, Unpacker, for_each, steps_of};
+use super::{ArraysOfView, REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
@@ -48,9 +48,11 @@ impl SequenceView {
     fn steps(&self) -> usize {
         usize::from(self.spec.burn_in) + usize::from(self.spec.length)
     }
+}
 
+impl ArraysOfView for SequenceView {
     /// The arrays of a batch: observations, reward, discount, mask, flags, state columns, other columns.
-    pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
+    fn specs(&self, layout: &RowLayout, _short: bool) -> Vec<ArraySpec> {
         let steps = self.steps();
         let parts = self.parts.iter();
         let mut specs: Vec<_> =
@@ -64,62 +66,60 @@ impl SequenceView {
         specs
     }
 
-    pub(super) fn fill<'a>(
+    fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        window: &SampledWindow<'a>,
-        out: &mut [&mut [u8]],
-    ) -> Decoded<()> {
-        let steps = window.steps(self.steps())?;
-        let (observed, rest) = out.split_at_mut(self.parts.len());
-        let [reward, discount, mask, terminated, truncated, first, columns @ ..] = rest else {
-            return Err("the batch has too few arrays".into());
-        };
-
-        for (part, slots) in self.parts.iter().zip(observed) {
+        _short: bool,
+        windows: &[SampledWindow<'a>],
+        arrays: &mut [&mut [u8]],
+        failed: &mut [Option<String>],
+    ) {
+        let steps = steps_of(windows, self.steps(), failed);
+        let mut arrays = arrays.iter_mut();
+        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+        for part in &self.parts {
             let newest = part.stack as isize - 1;
-            let offset = |slot: usize| {
-                let offset = slot as isize - newest;
-                (offset < steps.observations as isize).then_some(offset)
-            };
-            unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)?;
+            for_each([next()], failed, |item, [slots]| {
+                unpacker.unpack_slots(&windows[item], part.column, self.spec.padding, slots, |slot| {
+                    Some(slot as isize - newest).filter(|&offset| offset < steps[item].observations as isize)
+                })
+            });
         }
-
-        reward.fill(0);
-        discount.fill(0);
-        let numbers = reward.chunks_exact_mut(4).zip(discount.chunks_exact_mut(4));
-        for ((step, &row), (reward, discount)) in steps.all.iter().enumerate().zip(numbers) {
-            let value = unpacker.number(row, self.reward)? as f32;
-            reward.copy_from_slice(&value.to_ne_bytes());
-            if step < steps.counted.len() && !row.has(flags::TERMINATED) {
-                discount.copy_from_slice(&(self.spec.gamma as f32).to_ne_bytes());
+        for_each([next(), next(), next()], failed, |item, [reward, discount, mask]| {
+            let steps = steps[item];
+            [&mut *reward, discount, mask].into_iter().for_each(|values| values.fill(0));
+            mask[..steps.counted].fill(1);
+            let numbers = reward.as_chunks_mut().0.iter_mut().zip(discount.as_chunks_mut().0);
+            for (step, (reward, discount)) in (0..steps.all).zip(numbers) {
+                *reward = (unpacker.number(steps.row(step), self.reward)? as f32).to_ne_bytes();
+                if step < steps.counted && !steps.row(step).has(flags::TERMINATED) {
+                    *discount = (self.spec.gamma as f32).to_ne_bytes();
+                }
             }
+            Ok(())
+        });
+        for (_, flag) in &FLAGS[..3] {
+            for_each([next()], failed, |item, [values]| {
+                let is_set = |step| step < steps[item].all && steps[item].row(step).has(*flag);
+                values.iter_mut().enumerate().for_each(|(step, value)| *value = is_set(step).into());
+                Ok(())
+            });
         }
-        mask.fill(0);
-        mask[..steps.counted.len()].fill(1);
-        for (values, (_, flag)) in [terminated, truncated, first].into_iter().zip(FLAGS) {
-            values.fill(0);
-            for (value, row) in values.iter_mut().zip(steps.all) {
-                *value = u8::from(row.has(flag));
-            }
+        for &column in &self.state {
+            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
-
-        let (state, others) = columns.split_at_mut(self.state.len());
-        for (&column, value) in self.state.iter().zip(state) {
-            unpacker.unpack(steps.all[0], column, value)?;
+        for &column in &self.others {
+            let bytes = unpacker.bytes(column);
+            for_each([next()], failed, |item, [values]| {
+                values[steps[item].all * bytes..].fill(0);
+                let mut values = (0..steps[item].all).zip(values.chunks_exact_mut(bytes));
+                values.try_for_each(|(step, value)| unpacker.unpack(steps[item].row(step), column, value))
+            });
         }
-        for (&column, values) in self.others.iter().zip(others) {
-            let used = steps.all.len() * unpacker.bytes(column);
-            values[used..].fill(0);
-            for (&row, value) in steps.all.iter().zip(values.chunks_exact_mut(unpacker.bytes(column))) {
-                unpacker.unpack(row, column, value)?;
-            }
-        }
-        Ok(())
     }
 
-    pub(super) fn arrays(&self, specs: &[ArraySpec], items: usize, buffers: Vec<Arc<Buffer>>) -> Vec<Array> {
-        let mut arrays = whole_arrays(specs, items, buffers);
+    fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
+        let mut arrays = whole_arrays(specs, items, buffer);
         for (part, window) in self.parts.iter().zip(&mut arrays) {
             // A stack of one observation has no dimension of its own.
             let counts = [self.steps() + 1, part.stack];
@@ -135,37 +135,47 @@ impl Window {
     fn rows(&self) -> usize {
         usize::from(self.before) + 1 + usize::from(self.after)
     }
+}
 
+impl ArraysOfView for Window {
     /// The arrays of a batch: mask, flags, then the columns.
-    pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
+    fn specs(&self, layout: &RowLayout, _short: bool) -> Vec<ArraySpec> {
         let bits = ["mask"].into_iter().chain(FLAGS.map(|(name, _)| name));
         let mut specs: Vec<_> = bits.map(|name| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])).collect();
         specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
         specs
     }
 
-    pub(super) fn fill<'a>(
+    fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        window: &SampledWindow<'a>,
-        out: &mut [&mut [u8]],
-    ) -> Decoded<()> {
-        let (bits, columns) = out.split_at_mut(1 + FLAGS.len());
-        for slot in 0..self.rows() {
-            let row = window.row(slot as isize - self.before as isize);
-            bits[0][slot] = u8::from(row.is_some());
-            for (values, (_, flag)) in bits[1..].iter_mut().zip(FLAGS) {
-                values[slot] = u8::from(row.is_some_and(|row| row.has(flag)));
-            }
-            for (column, values) in columns.iter_mut().enumerate() {
-                let bytes = unpacker.bytes(column);
-                let value = &mut values[slot * bytes..(slot + 1) * bytes];
-                match row {
-                    Some(row) => unpacker.unpack(row, column, value)?,
-                    None => value.fill(0),
+        _short: bool,
+        windows: &[SampledWindow<'a>],
+        arrays: &mut [&mut [u8]],
+        failed: &mut [Option<String>],
+    ) {
+        let row = |item: usize, slot: usize| windows[item].row(slot as isize - self.before as isize);
+        let (bits, columns) = arrays.split_at_mut(1 + FLAGS.len());
+        for (number, bits) in bits.iter_mut().enumerate() {
+            for_each([bits], failed, |item, [bits]| {
+                for (slot, bit) in bits.iter_mut().enumerate() {
+                    let set = |row: SampledRow<'_>| number.checked_sub(1).is_none_or(|flag| row.has(FLAGS[flag].1));
+                    *bit = u8::from(row(item, slot).is_some_and(set));
                 }
-            }
+                Ok(())
+            });
         }
-        Ok(())
+        for (column, values) in columns.iter_mut().enumerate() {
+            let bytes = unpacker.bytes(column);
+            for_each([values], failed, |item, [values]| {
+                for (slot, value) in values.chunks_exact_mut(bytes).enumerate() {
+                    match row(item, slot) {
+                        Some(row) => unpacker.unpack(row, column, value)?,
+                        None => value.fill(0),
+                    }
+                }
+                Ok(())
+            });
+        }
     }
 }

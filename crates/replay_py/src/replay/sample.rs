@@ -21,7 +21,6 @@ use replay_wire::ErrorCode;
 
 use super::PyReplay;
 use crate::arguments::{self, TablesArgument};
-use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{SampleSource, TableDecoder, TableShare};
 use crate::interpreter::Call;
@@ -238,7 +237,7 @@ impl PyReplay {
             }
             read_again = true;
         };
-        let batch = Bound::new(py, PyBatch::new(sampled.delivered()))?.into_any();
+        let batch = Bound::new(py, sampled.delivered())?.into_any();
         match device {
             None => Ok(batch),
             Some(device) => array::torch_call(intern!(py, "to_device"), (batch, device)),

@@ -96,7 +96,7 @@ impl PyEpisodes {
         let _call = Call::begin(py);
         let replay = self.replay.get();
         let next = replay.call(py, self.timeout, |replay, wait| self.reader.take(wait)?.next(replay, wait))?;
-        Ok(next.map(PyBatch::of_steps))
+        Ok(next.map(|arrays| PyBatch::new(arrays[0].shape[0], arrays)))
     }
 
     fn __repr__(&self) -> String {
