@@ -63,7 +63,7 @@ class GradientsFlags(RepeatFlags):
     """One of the numbers of workers: these also train A2C on CartPole with each system. 0 for no training."""
     training_goal: float = 195.0
     """Mean score of the last 20 games of all workers, at which a training ends."""
-    training_seconds: float = 120.0
+    training_seconds: float = 60.0
     """Seconds after which a training ends."""
 
 

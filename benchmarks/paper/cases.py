@@ -47,7 +47,6 @@ SPEC = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="ui
 DEFAULTS: Mapping[str, Any] = {
     "actors": (1, 2, 4, 8),
     "systems": ("redis", "shared", "sampling", "ahead"),
-    "stacks": ("kernel", "kernel-spin", "fstack"),
     "formats": ("stacks", "frames"),
     "push_transitions": (TRANSITIONS,),
     "parameters_every": (1,),
@@ -58,7 +57,6 @@ DEFAULTS: Mapping[str, Any] = {
 DELAYED_DEFAULTS: Mapping[str, Any] = {
     "actors": (2,),
     "systems": ("redis", "sampling", "ahead", "edge"),
-    "stacks": ("kernel",),
     "formats": ("frames",),
     "push_transitions": (TRANSITIONS,),
     "parameters_every": (50,),
@@ -83,9 +81,8 @@ class PaperFlags(RepeatFlags):
     """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
     sampling (optimization 2), `ahead` in-network sampling of the next batches while the learner trains. With --delay-ms
     also `edge`: as `ahead`, with the server beside the actors."""
-    stacks: tuple[Literal["kernel", "kernel-spin", "fstack"], ...] = ()
-    """Network stacks of the innet-replay server: `kernel`, `kernel-spin` with both ends spinning, `fstack`; with
-    --delay-ms `kernel` by default."""
+    stacks: tuple[Literal["kernel", "kernel-spin", "fstack"], ...] = ("kernel",)
+    """Network stacks of the innet-replay server: `kernel`, `kernel-spin` with both ends spinning, `fstack`."""
     formats: tuple[Literal["stacks", "frames"], ...] = ()
     """`stacks` is the paper's format, float32 stacks; `frames` is each frame once, packed; with --delay-ms `frames` by
     default."""

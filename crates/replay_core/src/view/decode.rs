@@ -2,7 +2,7 @@
 //! together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -10,8 +10,8 @@ use base::allocation;
 use base::system::OsError;
 use base::wait::lock;
 
-use super::batch::{self, ArraySpec, Buffer, Copies};
-use super::{ArraysOfView, Padding};
+use super::Padding;
+use super::batch::{self, Array, ArraySpec, Buffer, Copies};
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
 use crate::codec::Codec;
 use crate::difference::Patched;
@@ -342,6 +342,29 @@ const HELPER_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 256 << 10 };
 /// Spins (tens of microseconds) in which the calling thread waits for the last parts of the others before it sleeps. Sleeping
 /// at once made a sample of 512 in process 3 % slower.
 const LAST_PART_SPINS: usize = 4_000;
+
+/// What a view makes of windows. `short` says that a window of the batch ends early, in a way that moves its arrays.
+pub(super) trait ArraysOfView: Send + Sync {
+    fn any_short(&self, _windows: &[SampledWindow<'_>]) -> bool {
+        false
+    }
+
+    fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec>;
+
+    /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
+    fn fill<'a>(
+        &self,
+        unpacker: &mut Unpacker<'a>,
+        short: bool,
+        windows: &[SampledWindow<'a>],
+        arrays: &mut [&mut [u8]],
+        failed: &mut [Option<String>],
+    );
+
+    fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
+        batch::whole_arrays(specs, items, buffer)
+    }
+}
 
 /// Calls `fill` with the number of each item and its part of some arrays, unless the item failed before.
 pub(super) fn for_each<const N: usize>(

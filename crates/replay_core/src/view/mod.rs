@@ -10,7 +10,7 @@ mod sequence;
 use std::sync::Arc;
 
 use batch::{ArraySpec, BufferPool};
-use decode::{Fillers, SampledWindow, Unpacker};
+use decode::{ArraysOfView, Fillers};
 
 use base::notation::Number;
 
@@ -46,29 +46,6 @@ pub struct Decoder {
     normalization: Normalization,
     fillers: Fillers,
     pool: Arc<BufferPool>,
-}
-
-/// What a view makes of windows. `short` says that a window of the batch ends early, in a way that moves its arrays.
-trait ArraysOfView: Send + Sync {
-    fn any_short(&self, _windows: &[SampledWindow<'_>]) -> bool {
-        false
-    }
-
-    fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec>;
-
-    /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    );
-
-    fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
-        batch::whole_arrays(specs, items, buffer)
-    }
 }
 
 impl Decoder {

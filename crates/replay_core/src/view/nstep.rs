@@ -23,8 +23,8 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{SampledWindow, Steps, Unpacker, for_each, steps_of};
-use super::{ArraysOfView, NStep, REWARD};
+use super::decode::{ArraysOfView, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::{NStep, REWARD};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig};

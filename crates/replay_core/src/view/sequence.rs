@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{SampledRow, SampledWindow, Unpacker, for_each, steps_of};
-use super::{ArraysOfView, REWARD, Sequences, Window};
+use super::decode::{ArraysOfView, SampledRow, SampledWindow, Unpacker, for_each, steps_of};
+use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
