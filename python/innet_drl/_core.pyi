@@ -64,9 +64,8 @@ class Batch:
     the same memory, and a batch can be pickled. Columns with a slash in their names are structures:
     `observation/camera` is `batch.observation["camera"]`, and parts that are numbered from 0 are a tuple.
 
-    The arrays stay valid while referenced, even after the batch and the replay are gone; one that is kept keeps the
-    memory of all, so copy what is kept for long. An array that shares memory with another one, as the stacks of an
-    observation and of its next one do, is read-only: copy it to change it.
+    The arrays stay valid while one of them is referenced, even after the batch and the replay are gone. An array that
+    shares memory with another one, as the stacks of an observation and of its next one do, is read-only: copy it.
     `NStep` delivers
 
     | array | dtype | shape | meaning |

@@ -229,8 +229,7 @@ class InnetReplayBuffer(ReplayBuffer):
             self.buffer_size = max(self.table.capacity // count, 1)
             self.pos = min(self.pos * self.n_envs // count, self.buffer_size - 1)
             self.n_envs = count
-        infos_of_limits = infos if self.handle_timeout_termination else None
-        self._opened().put(obs, next_obs, action, reward, done, infos_of_limits)
+        self._opened().put(obs, next_obs, action, reward, done, infos if self.handle_timeout_termination else None)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -238,8 +237,7 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _unscaled(self, action: NDArray[Any]) -> NDArray[Any]:
         """The actions in the environment's units."""
-        middle, half = self._units or (0.0, 1.0)
-        return action if self._units is None else action * half + middle
+        return action if self._units is None else action * self._units[1] + self._units[0]
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import innet_drl as innet
-from innet_drl import errors
+from innet_drl import Memory, Replay, Table, Writer, errors
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +34,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        replay: innet.Replay,
-        table: innet.Table,
-        environments: int,
-        timeout: float,
-        largest: float,
-        unscaled: Unscaled,
+        self, replay: Replay, table: Table, environments: int, timeout: float, largest: float, unscaled: Unscaled
     ) -> None:
         self._replay, self._table, self._environments, self._timeout = replay, table, environments, timeout
         self._largest, self._unscaled = largest, unscaled
@@ -53,19 +46,15 @@ class Stream:
         columns |= {f"final_{name}": columns[name] for name in self._observations}
         columns |= {name: (np.dtype(bool), ()) for name in ("done", "infos")}
         # With a place for the step that shows whether the last one's episodes go on.
-        count = self._steps + 1
-        self._rows = {name: np.zeros((count, environments, *shape), dtype) for name, (dtype, shape) in columns.items()}
+        steps = range(self._steps + 1)
+        self._rows = {name: np.zeros((len(steps), environments, *of), dtype) for name, (dtype, of) in columns.items()}
         # By step and column: the place of the values, and the same as a vector.
-        places = [
-            {name: (rows[step], rows[step].reshape(-1)) for name, rows in self._rows.items()} for step in range(count)
-        ]
-        self._places = places
-        self._count = 0
-        self._unconfirmed = 0
+        self._places = [{name: (of[step], of[step].reshape(-1)) for name, of in self._rows.items()} for step in steps]
+        self._count = self._unconfirmed = 0
         self._waits = False
         self._writer = self._open()
 
-    def _open(self) -> innet.Writer:
+    def _open(self) -> Writer:
         return self._replay.writer(
             self._table.name,
             self._environments,
@@ -103,7 +92,7 @@ class Stream:
         if infos is not None and (np.count_nonzero(done) or len(infos) != self._environments):
             self._copy("infos", [info.get("TimeLimit.truncated", False) for info in infos])
         # A memory of this process takes steps at once: a flush would only make chunks shorter.
-        if self._unconfirmed >= _UNCONFIRMED_STEPS and not isinstance(self._replay, innet.Memory):
+        if self._unconfirmed >= _UNCONFIRMED_STEPS and not isinstance(self._replay, Memory):
             self._confirm()
         if self._count == self._steps:
             self._append(goes_on=True)
@@ -167,7 +156,7 @@ class Stream:
         """Whether the next observations of a full block are those of the next steps. Bytes compare faster."""
         return self._rows[f"final_{name}"][:-1].tobytes() == self._rows[name][1:].tobytes()
 
-    def _observe(self, name: str, observation: Observation) -> None:
+    def _observe(self, name: str, observation: Any) -> None:
         """Copies an observation, or its parts; parts that the table lacks are ignored."""
         if name in self._rows:
             self._copy(name, observation)
@@ -176,7 +165,6 @@ class Stream:
         missing = [key for key in parts if not isinstance(observation, dict) or key not in observation]
         if missing:
             raise errors.SchemaError(f"the observation lacks its parts {missing}: nothing of this step is stored")
-        assert isinstance(observation, dict)
         for key in parts:
             self._copy(f"{name}/{key}", observation[key])
 
@@ -194,9 +182,8 @@ class Stream:
     def _check(self, name: str, values: NDArray[Any]) -> None:
         largest = np.maximum.reduce(np.abs(values))
         if not largest < (self._largest if name == "action" else math.inf):
-            reason = "NaN or infinity"
-            if np.isfinite(largest):
-                reason = f"{largest:.4g}: SB3's algorithms scale actions to [-1, 1], call policy.scale_action"
+            scaled = f"{largest:.4g}: SB3's algorithms scale actions to [-1, 1], call policy.scale_action"
+            reason = scaled if np.isfinite(largest) else "NaN or infinity"
             raise errors.SchemaError(f"{name.removeprefix('final_')} has {reason}; nothing of this step is stored")
 
 
