@@ -59,7 +59,7 @@ fn numpy_arrays<'py>(
         // A write into memory that arrays share would change more than was written.
         let writable = writable || !array.shared;
         // SAFETY: the core aligns the elements of an array and keeps them inside its buffer, which is that of all arrays of a batch. It does
-        // not move, and while a reference to it exists, which `owner` holds, Rust does not read it.
+        // not move. While `owner` holds a reference, Rust reads it only to copy a slice (`_memory`), with the interpreter lock, as NumPy does.
         let made = unsafe {
             let data = array.buffer.as_mut_ptr().add(array.offset);
             array::over(&owner, data, array.dtype, &array.shape, Some(&array.strides), writable)

@@ -30,7 +30,7 @@ _LAST_S = 5.0
 class Stream:
     """The writer, and the newest steps of each environment, which wait for those that show whether the episodes go on.
 
-    Actions come as SB3's algorithms make them, at most `largest`; `unscaled` makes of them those of the table.
+    SB3's algorithms give scaled actions, at most `largest` in size; `unscaled` returns the table's.
     """
 
     def __init__(
