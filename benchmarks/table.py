@@ -22,15 +22,15 @@ LINKING = (ROOT / "README.md", README)
 """Pages with links to the newest report."""
 
 LIMITS = {
-    "memory copy": (1, "copies 13.17 MB"),
-    "frame copy": (50, "copies 50 frames of 84x84 bytes that lie side by side in main memory"),
-    "frame copy, two threads": (50, "the same while two threads do it"),
-    "window write": (1, "writes the array of 512 windows, 7 frames each, from one frame in the cache, by two threads"),
-    "random access": (1, "reads and rewrites 512 words of 8 bytes among 2^20, with NumPy"),
-    "lz4 compress": (50, "packs 50 frames of 84x84 bytes, one by one, from Python"),
-    "lz4 decompress": (1, "unpacks the 7 frames of 512 windows, one by one, from Python"),
-    "tcp": (1, "13.17 MB over loopback TCP, into a buffer that is used again"),
-    "unix socket": (1, "the same over a pair of Unix sockets"),
+    "memory copy": (1, "13.17 MB copied"),
+    "frame copy": (50, "50 frames of 84x84 bytes copied"),
+    "frame copy, two threads": (50, "50 frames copied while another thread does it"),
+    "window write": (1, "array of 512 windows of 7 frames written by two threads"),
+    "random access": (1, "512 of 2^20 words read and rewritten, NumPy"),
+    "lz4 compress": (50, "50 frames packed, one by one, Python"),
+    "lz4 decompress": (1, "512 windows of 7 frames unpacked, one by one, Python"),
+    "tcp": (1, "13.17 MB over loopback TCP"),
+    "unix socket": (1, "13.17 MB over Unix sockets"),
 }
 """Units counted by one call, and its description."""
 
@@ -72,8 +72,8 @@ def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
     machine = next(line for lines in of.values() for line in lines if "commit" in line)
     versions = sorted({line["version"] for lines in of.values() for line in lines if "version" in line})
     parts: dict[str, Iterable[str]] = {
-        "Goals": _figures(of),
-        "Median and spread": _spread(of),
+        "Results": _figures(of),
+        "Single calls": _calls(of),
         "Limits of the machine": _limits(of),
         "Connections": _connections(of),
         "Growth": [f"![cost over size, with the expected slope]({name}/growth.svg)", "", *_growth(of)],
@@ -91,9 +91,9 @@ def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
         _row("raw data", f"[`results.jsonl`]({name}/results.jsonl), [`sweep.json`]({name}/sweep.json)"),
         _row("repeat", "`make bench-peers`, `make bench`"),
         "",
-        "[Question and method](../../benchmarks/README.md), [meaning of each",
-        "limit](../reference/benchmarks.md#limits-and-growth). One run, each benchmark after the other.",
-        "`python -m benchmarks table` generates this page from the raw data.",
+        "How fast is the memory beside other libraries and the limits of the machine?",
+        "[Method](../../benchmarks/README.md), [limits and exponents](../reference/benchmarks.md#limits-and-growth).",
+        "One run on one machine, so no figure is of a network. `python -m benchmarks table` generates this page.",
         "",
         f"![How many times as good as the best peer]({name}/results.svg)",
     ]
@@ -148,24 +148,27 @@ def _plain(line: Line) -> str:
     return f"{_number(value) if value < 10 else format(value, ',.0f')} {unit}"
 
 
-def _spread(of: dict[str, list[Line]]) -> Iterable[str]:
-    """Medians, and percentiles of single calls."""
-    yield "The value is the median of the rounds; p50 and p99 are of single calls in ms."
+def _calls(of: dict[str, list[Line]]) -> Iterable[str]:
+    """Percentiles of single calls, without the machine's limits and without counted bytes."""
+    yield "p50 (p99) in ms. The results above are medians of three rounds; bytes are of one round."
     yield ""
-    yield "| benchmark | system | value | rounds | p50 | p99 |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    yield "| benchmark | p50 (p99) |"
+    yield "| --- | --- |"
     for benchmark in BENCHMARKS:
-        for line in of[benchmark.name]:
-            if benchmark.name != "limits" and "value" in line and "p50_ms" in line:
-                cells = (_number(line["p50_ms"]), _number(line["p99_ms"]))
-                yield _row(
-                    f"`{benchmark.name}`", line["system"], _value(line, line["system"]), f"{line['rounds']}", *cells
-                )
+        if benchmark.name == "limits" or benchmark.once:
+            continue
+        calls = [
+            f"{line['system']} {_number(line['p50_ms'])} ({_number(line['p99_ms'])})"
+            for line in of[benchmark.name]
+            if "p50_ms" in line and line["system"] != benchmark.limit
+        ]
+        if calls:
+            yield _row(f"`{benchmark.name}`", "; ".join(calls))
 
 
 def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
     """A row for each benchmark of the catalogue."""
-    yield "| work | here | peers | to the best of them | goal | to the machine's limit |"
+    yield "| work | innet-drl | peers, same unit | ratio to the best peer | goal | ratio to the machine's limit |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for benchmark in BENCHMARKS:
         if benchmark.name == "limits" or not of[benchmark.name]:
@@ -179,13 +182,9 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
         yield _row(
             benchmark.about,
             "; ".join(_value(line, "innet" if len(ours) == 1 else "") for line in ours),
-            "; ".join(_value(line) for line in peers),
+            "; ".join(f"{line['system']} {_amount(line)}" for line in peers),
             "; ".join(dict.fromkeys(_times(line, "times_best_peer", line.get("best_peer")) for line in closings)),
-            "; ".join(
-                f"{line['goal']}: {line['ratio']:.3g}, {'met' if line['met'] else '**not met**'}"
-                for line in closings
-                if "goal" in line
-            ),
+            "; ".join(_goal(line) for line in closings if "goal" in line),
             "; ".join(dict.fromkeys(_times(line, "times_limit", line.get("limit")) for line in closings)),
         )
 
@@ -201,7 +200,9 @@ def _limits(of: dict[str, list[Line]]) -> Iterable[str]:
 
 def _training(of: dict[str, list[Line]]) -> Iterable[str]:
     """The rates of the rounds, and their ratio."""
-    yield "| side | updates/s in each round | to the plain loop |"
+    yield "`plain` is a loop in one process; `apart` has processes for actors and learner."
+    yield ""
+    yield "| side | updates/s in each round | ratio to the plain loop |"
     yield "| --- | --- | --- |"
     lines = of["training_loop"]
     for side in ("plain", "apart"):
@@ -213,20 +214,23 @@ def _training(of: dict[str, list[Line]]) -> Iterable[str]:
 
 def _sweep(record: list[Line]) -> Iterable[str]:
     """The best settings of each part; the raw data has the others."""
-    yield "| system | part | best of | settings |"
-    yield "| --- | --- | ---: | --- |"
-    of: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    yield "| system | best settings of each part, of how many tried |"
+    yield "| --- | --- |"
+    of: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for row in record:
-        of[row["system"], row["part"]].append(row)
-    for (system, part), rows in of.items():
-        best = max(rows, key=lambda row: row["score"])
-        settings = json.dumps(best["settings"]).strip("{}").replace('"', "")
-        yield _row(system, part, f"{len(rows)}", f"`{settings}`" if settings else "defaults")
+        of[row["system"]][row["part"]].append(row)
+    for system, parts in of.items():
+        best = []
+        for part, rows in parts.items():
+            settings = max(rows, key=lambda row: row["score"])["settings"]
+            shown = ", ".join(f"{name}: {value}" for name, value in settings.items()).replace("'", "")
+            best.append(f"{part} ({len(rows)}) " + (f"`{shown}`" if shown else "defaults"))
+        yield _row(system, "; ".join(best))
 
 
 def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
     """A row for each system."""
-    yield "| system | capacity, pushes/s | p50 and p99 in ms at half of it: 8 | 64 | 256 connections | p99, 256 to 8 |"
+    yield "| system | capacity, pushes/s | p50, p99 in ms at half of it: 8 connections | 64 | 256 | p99, 256 to 8 |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for capacity in of["connections_capacity"]:
         mine = [line for line in of["connections"] if line["system"] == capacity["system"]]
@@ -254,14 +258,23 @@ def _row(*cells: str) -> str:
 
 def _value(line: Line, hidden: str = "") -> str:
     """A value with its unit, and its system unless `hidden`."""
-    value, unit = line["value"], line["unit"].replace("us", "µs")
-    number = f"{value / 1e3:.3g} K" if value >= 1e4 else _number(value)
     system = "" if line["system"] == hidden else f"{line['system']} "
-    return f"{system}{number} {unit}"
+    return f"{system}{_amount(line)} {line['unit'].replace('us', 'µs')}"
+
+
+def _amount(line: Line) -> str:
+    value = line["value"]
+    return f"{value / 1e3:.3g} K" if value >= 1e4 else _number(value)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
+
+
+def _goal(line: Line) -> str:
+    """A goal, its ratio unless that is the ratio to the best peer, and whether it is met."""
+    ratio = "" if line["ratio"] == line.get("times_best_peer") else f": {line['ratio']:.3g}"
+    return f"{line['goal']}{ratio}, {'met' if line['met'] else '**not met**'}"
 
 
 def _times(line: Line, name: str, other: str | None) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import doctest
 import inspect
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -149,15 +150,35 @@ def test_every_prefix_of_a_metric_is_explained(tmp_path: Path) -> None:
     assert {prefix for prefix in prefixes if not any(metric.startswith(prefix) for metric in metrics)} == set()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_certificates_tokens_and_settings_for_production_are_accepted(tmp_path: Path) -> None:
+    page = (DOCUMENTS / "how-to" / "production.md").read_text()
+    files: dict[str, str] = dict(re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', page))
+    subprocess.run(["bash", "-ec", files["certificate.sh"]], cwd=tmp_path, check=True, capture_output=True)
+    settings = files["server.toml"].replace("/etc/innet", str(tmp_path)).replace("/var/lib/innet", str(tmp_path))
+    (tmp_path / "server.toml").write_text(settings)
+    command = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
+    command += ["serve", "--check", "--config", str(tmp_path / "server.toml")]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout) == (0, "the configuration can be served\n"), checked.stderr
+    token = (tmp_path / "token").read_text().strip()
+    pair: dict[str, Any] = {"tls_cert": tmp_path / "server.pem", "tls_key": tmp_path / "server.key"}
+    with innet.Memory() as memory, memory.serve("innets://127.0.0.1:0", token=token, **pair) as server:
+        innet.connect(server.addresses[0], token=token, tls_ca=tmp_path / "authority.pem").close()
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_tables_of_settings_are_those_of_the_help(name: str) -> None:
     page = (DOCUMENTS / name).read_text()
     assert filled(name, page) == page, "run: python docs/_settings.py"
 
 
-def test_the_readmes_program_runs() -> None:
-    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
+def test_the_readmes_programs_run() -> None:
+    learning, program = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
     names: dict[str, Any] = {}
+    exec(learning.replace("50_000", "1_500"), names)
+    assert names["model"]._n_updates > 0
+    names = {}
     exec(program, names)
     assert names["batch"].observation.shape == (64, 4)
     assert names["replay"].stats()["tables"]["cartpole"]["updated_priorities"] > 0
@@ -313,7 +334,7 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     assert described == [(name, metric.tag, metric.unit) for name, metric in METRICS.items()]
 
 
-SERVER_FLAGS = {"check", "listen", "token_file", "trusted_network"}
+SERVER_FLAGS = {"listen", "token_file", "trusted_network"}
 SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "requeue", "signal", "time"}
 
 

@@ -1,4 +1,4 @@
-"""The scripts of the page on several machines: well-formed, and run as plain processes on this one."""
+"""The files on the pages on several machines and production: well-formed, and run as plain processes on this one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PAGE = ROOT / "docs/how-to/several-machines.md"
-FILES: dict[str, str] = dict(re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE.read_text()))
+PAGES = [ROOT / "docs/how-to" / name for name in ("several-machines.md", "production.md")]
+FILES: dict[str, str] = {
+    name: text
+    for page in PAGES
+    for name, text in re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', page.read_text())
+}
 SMALL = "--preset=cartpole --environments=4 --min-size=128 --capacity=4000 --batch-size=32 --layers=32 --hidden=32"
 SMALL += " --epsilon-anneal-steps=0 --evaluation-games=3 --evaluation-period=0 --no-video --report-seconds=0.2"
 SMALL += " --checkpoint-minutes=0.01"
@@ -50,7 +54,7 @@ def names(settings: str) -> set[str]:
     return set(re.findall(r"(?m)^(?:export )?(\w+)=", settings))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".sbatch", ".env"))])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".sbatch", ".env", ".sh"))])
 def test_scripts_are_shell(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(FILES[name])
     subprocess.run(["bash", "-n", str(tmp_path / name)], check=True)
@@ -147,13 +151,13 @@ def test_the_commands_of_the_units_train(tmp_path: Path) -> None:
     }
     port = free_port()
     settings = FILES["server.toml"].replace("/etc/innet", str(tmp_path)).replace("/var/lib/innet", str(tmp_path))
-    settings = settings.replace("0.0.0.0:7710", f"127.0.0.1:{port}").replace("127.0.0.1:9710", "127.0.0.1:0")
+    settings = settings.replace("0.0.0.0:7710", f"127.0.0.1:{port}").replace("0.0.0.0:9710", "127.0.0.1:0")
     (tmp_path / "server.toml").write_text(settings)
 
     def command(name: str, index: int = 0) -> list[str]:
         (line,) = re.findall(r"(?m)^ExecStart=(.*)$", FILES[name])
         line = line.replace("/opt/innet/bin", str(Path(sys.executable).parent)).replace("/etc/innet", str(tmp_path))
-        line = line.replace("learner.example:7710", f"127.0.0.1:{port}")
+        line = line.replace("replay.example:7710", f"127.0.0.1:{port}")
         line = line.replace("--preset breakout-paper --steps 50000000 --actors 16", f"{SMALL} --steps 800 --actors 2")
         return shlex.split(line.replace("%i", str(index)))
 
@@ -174,8 +178,8 @@ def test_the_commands_of_the_units_train(tmp_path: Path) -> None:
 
         start("innet-replay.service")
         processes = [start("innet-actor@.service", index) for index in range(2)]
-        processes += [start("innet-evaluate.service"), start("innet-learner.service")]
-        assert [process.wait() for process in processes] == [0] * 4, [
+        processes.append(start("innet-learner.service"))
+        assert [process.wait() for process in processes] == [0] * 3, [
             path.read_text() for path in tmp_path.glob("*.log")
         ]
     assert lines(tmp_path / "breakout")[-1]["agent_steps"] >= 800

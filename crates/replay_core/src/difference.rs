@@ -1,7 +1,7 @@
 //! Differences: the bytes that changed from one value, the base, to another of the same size.
 //!
 //! Frames of one stream differ in few places: a ball, a paddle, a digit. On Breakout a difference has a fifth of an LZ4
-//! block's bytes, is made in half the time and applied in a quarter of it (`docs/reports/2026-11-22-design.md`). It is a list
+//! block's bytes, is made in half the time and applied in a quarter of it (`docs/explanation/decisions.md`). It is a list
 //! of runs:
 //!
 //! ```text
