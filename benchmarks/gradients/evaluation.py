@@ -92,7 +92,7 @@ def gradients(flags: Annotated[GradientsFlags, tyro.conf.arg(name="")]) -> None:
                 with _started(workers, flags) as bench:
                     for case, repeat in missing:
                         with kept.measurement(case, repeat) as measured:
-                            measured += bench.measure(case)
+                            measured += bench.measure(case, repeat)
 
 
 def _cases(flags: GradientsFlags) -> Iterator[Case]:
@@ -131,11 +131,11 @@ class _Bench:
     """Number of sums that take as long as they should, by the first trial."""
     trainings: int = 0
 
-    def measure(self, case: Case) -> Iterator[Figure]:
+    def measure(self, case: Case, repeat: int) -> Iterator[Figure]:
         """Yields the figures of one case."""
         # Workers lose datagrams themselves.
         lose(case.get("loss"), *self.servers["innet"])
-        return self._sum(case) if case["task"] == "sum" else self._train(case)
+        return self._sum(case) if case["task"] == "sum" else self._train(case, repeat)
 
     def _sum(self, case: Case) -> Iterator[Figure]:
         """Yields the times of sums, by their slowest worker, and the processor time of workers and servers."""
@@ -163,13 +163,13 @@ class _Bench:
         seen = self.statistics_of.stats()["gradients"] if self.statistics_of else {"received": 0, "sums": 0}
         return int(seen["received"] + seen["sums"] * len(self.pipes))
 
-    def _train(self, case: Case) -> Iterator[Figure]:
-        """Yields the figures of a training: the means of all workers."""
+    def _train(self, case: Case, repeat: int) -> Iterator[Figure]:
+        """Yields the figures of a training: the means of all workers. Each repeat has its own seed, for all systems."""
         self.trainings += 1
         until = (np.inf, self.flags.seconds)
         if case["task"] == "training":
             until = (self.flags.training_goal, self.flags.training_seconds)
-        order = Training(case["system"], case["bytes"], *until, job=f"bench-{self.trainings}")
+        order = Training(case["system"], case["bytes"], *until, f"bench-{self.trainings}", seed=repeat)
         for each in zip(*self._order(order, order.seconds), strict=True):
             yield {**each[0], "value": statistics.fmean(of_worker["value"] for of_worker in each)}
 

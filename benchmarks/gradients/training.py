@@ -103,12 +103,13 @@ def train(order: Training, place: Place, sum_once: Callable[[NDArray[np.float32]
 
     `sum_once` replaces values by their sum over all workers; `None` for an asynchronous worker.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(order.seed)
     model = ActorCritic(4, 2, order.bytes)
-    torch.manual_seed(place.rank)
+    own = 1000 * order.seed + place.rank
+    torch.manual_seed(own)
     optimizer, watch = torch.optim.Adam(model.parameters(), 1e-3), _Stopwatch()
     envs = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
-    rollout = _Rollout(envs, seed=1000 * place.rank)
+    rollout = _Rollout(envs, seed=1000 * own)
 
     def apply() -> None:
         with watch.timed(-1):

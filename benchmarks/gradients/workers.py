@@ -69,6 +69,8 @@ class Training:
     seconds: float
     job: str
     """Name of the asynchronous job, different for each training."""
+    seed: int
+    """Seed of networks and environments, with the worker's number."""
 
 
 def work(place: Place, pipe: Connection) -> None:
