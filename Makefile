@@ -187,7 +187,8 @@ oldest: wheel ## the adapters' tests beside the oldest releases that they promis
 	.oldest/bin/python -m pytest tests/adapters
 
 # Material's notice about the next major version of MkDocs is no warning of this site.
-docs: $(VENV)/.docs ## build the documentation site into build/site; any warning is an error
+docs: $(VENV)/.docs ## write docs/reference/api, and build the documentation site into build/site; any warning is an error
+	$(BIN)/python docs/_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -24,6 +24,8 @@ PAGES = {
 """Pages outside `docs/`, and their places in the site."""
 SHOWN = {".json", ".svg", ".png", ".md"}
 """Files that a browser shows; others are copied as text."""
+REPOSITORY = re.compile(r"(?m)^.*\]\(api/\w+\.md\).*\n\n")
+"""A link to the reference for readers of the repository, which the site has on the same page."""
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -35,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files, **_: Any) -> str:
-    """Rewrites links that leave `docs/`, and adds the files that they name."""
+    """Rewrites links that leave `docs/`, and adds the files that they name. Drops what is for the repository alone."""
     sources = {place: source for source, place in PAGES.items()}
     source = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
@@ -50,4 +52,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
                 files.append(File.generated(config, place, abs_src_path=str(ROOT / target)))
         return f"{link[1]}{os.path.relpath(place, Path(page.file.src_uri).parent)}{link[3] or ''})"
 
-    return LINK.sub(rewritten, markdown)
+    return LINK.sub(rewritten, REPOSITORY.sub("", markdown))
