@@ -29,8 +29,8 @@ from benchmarks.table import today
 from innet_drl.train.errors import TrainingError
 
 COMMANDS = (
-    *("adapters", "algorithms", "connections", "fairness", "gradients", "growth", "hostile", "killed"),
-    *("learning", "paper", "rows", "service_times", "shards", "supervised", "sweep", "table"),
+    *("adapters", "algorithms", "connections", "fairness", "gpu", "gradients", "growth", "hostile"),
+    *("killed", "learning", "paper", "rows", "service_times", "shards", "supervised", "sweep", "table"),
 )
 """Commands that are not in the catalogue. Each is a function in the module of its name, or in that of `MODULES`."""
 MODULES = {"gradients": "gradients.evaluation", "paper": "paper.evaluation"}

@@ -108,6 +108,8 @@ class PlainReplay:
             "discount": discount.astype(np.float32),
             "next_observation": self._stacks(after, environment, stack),
             "weights": np.ones(count, np.float32),
+            "probabilities": np.full(count, 1 / len(self.frames)),
+            "ages": np.zeros(count, np.uint32),
         }
 
     def _stacks(self, row: NDArray[np.int64], environment: NDArray[np.int64], stack: int) -> NDArray[np.uint8]:

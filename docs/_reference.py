@@ -101,7 +101,8 @@ class Reference:
 
     def _class(self, cls: griffe.Class) -> Iterator[str]:
         paths = {str(base): getattr(base, "canonical_path", base) for base in cls.bases}
-        if bases := [f"`{base}`" for base, path in paths.items() if base in self._known or path[:10] != "innet_drl."]:
+        shown = [base for base, path in paths.items() if base in self._known or str(path)[:10] != "innet_drl."]
+        if bases := [f"`{base}`" for base in shown]:
             yield f"Derived from {', '.join(bases)}."
         if isinstance(constructor := self._members(cls).get("__init__"), griffe.Function):
             yield f"```python\n{signature(constructor, cls.name)}\n```"

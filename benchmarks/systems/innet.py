@@ -134,6 +134,10 @@ class Memory(_Samples):
         feed = _Feed(self._replay, STREAMS, chunk_steps=50)
         self.push, self.flush = feed.push, feed.flush
 
+    def batches(self, device: str | None) -> Any:
+        """An iterator over batches, or over tensors on a device."""
+        return self._replay.batches("breakout", self._batch, VIEW, prefetch=3, device=device)
+
 
 class Windows:
     """Sequences of `length` steps, or transitions, with frames of another size."""
@@ -171,8 +175,8 @@ def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
 class Vectors:
     """`Replay` in process, of transitions of vectors."""
 
-    def __init__(self, data: dict[str, NDArray[Any]], batch: int) -> None:
-        self._batch, items = batch, len(data["reward"])
+    def __init__(self, data: dict[str, NDArray[Any]], batch: int, device: str | None = None) -> None:
+        self._batch, self._device, items = batch, device, len(data["reward"])
         columns = {name: (data[name].dtype, data[name].shape[1:]) for name in ("observation", "action", "reward")}
         view = innet.NStep()
         self._replay = innet.Memory(innet.Table("vectors", columns, items, priority_exponent=0.6, view=view))
@@ -182,8 +186,8 @@ class Vectors:
         with self._replay.writer("vectors", 1) as writer:
             writer.extend(**steps, terminated=ends, truncated=ends)
 
-    def sample(self) -> tuple[NDArray[np.uint64], innet.Batch]:
-        sampled = self._replay.sample("vectors", self._batch, beta=0.4)
+    def sample(self) -> tuple[NDArray[np.uint64], Any]:
+        sampled: Any = self._replay.sample("vectors", self._batch, beta=0.4, device=self._device)
         # Made when they are first asked for.
         sampled.keys()
         return sampled.ids, sampled

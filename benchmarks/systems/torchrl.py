@@ -175,11 +175,12 @@ class Memory:
 class Vectors:
     """`TensorDictPrioritizedReplayBuffer` of transitions of vectors."""
 
-    def __init__(self, data: dict[str, NDArray[Any]], batch: int, threads: int = 2) -> None:
+    def __init__(self, data: dict[str, NDArray[Any]], batch: int, threads: int = 2, device: str | None = None) -> None:
         torch.set_num_threads(threads)
         items = len(data["reward"])
+        storage = LazyTensorStorage(items, device=device or "cpu")
         self._buffer = TensorDictPrioritizedReplayBuffer(
-            alpha=0.6, beta=0.4, storage=LazyTensorStorage(items), batch_size=batch, priority_key="td_error"
+            alpha=0.6, beta=0.4, storage=storage, batch_size=batch, priority_key="td_error"
         )
         self._buffer.extend(TensorDict({name: torch.from_numpy(column) for name, column in data.items()}, [items]))
 

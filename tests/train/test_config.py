@@ -76,8 +76,8 @@ def test_arguments_that_a_file_cannot_have_are_named(tmp_path: Path, caplog: pyt
     ("flags", "gpu", "actors"),
     [
         ([], False, 4),
-        ([], True, 7),
-        (["--learners", "2"], True, 6),
+        ([], True, 6),
+        (["--learners", "2"], True, 4),
         (["--device", "cpu"], True, 4),
         (["--environment-threads", "3"], True, 2),
         (["--actor-threads", "9"], False, 1),

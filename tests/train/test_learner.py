@@ -128,7 +128,7 @@ def test_the_target_is_double_q() -> None:
 def test_updates_are_those_of_the_formulas() -> None:
     """Three updates: the second copies the target network, the third learns from the copy."""
     ours = tiny_learner()
-    ours.meter = meter = Meter()
+    meter = Meter()
     online, target = weights_of(ours.network), weights_of(ours.target)
     average = {name: value.copy() for name, value in online.items()}
     first = {name: np.zeros_like(value) for name, value in online.items()}
@@ -140,6 +140,7 @@ def test_updates_are_those_of_the_formulas() -> None:
         assert error.min() < 1 < error.max()
         np.testing.assert_allclose(update.td_error.numpy(), error, rtol=1e-4)
         np.testing.assert_allclose(update.priorities(), error + PRIORITY_FLOOR, rtol=1e-4)
+        ours.record(meter)
         recorded = meter.line()
         assert recorded["td_loss"] == pytest.approx(weighted_huber(online, wanted), rel=1e-4)
         assert recorded["q_mean"] == pytest.approx(np.mean(wanted - errors(online, wanted)), rel=1e-4)
@@ -234,11 +235,12 @@ def test_the_step_size_falls_to_its_final_value() -> None:
         TINY, learning_rate=0.1, learning_rate_final=0.02, learning_rate_anneal_updates=4, adam_epsilon=1e-12
     )
     ours = tiny_learner(config)
-    ours.meter = meter = Meter()
+    meter = Meter()
     rates, steps = [], []
     for _ in range(6):
         before = weights_of(ours.network)["value.bias"]
         ours.update(torch_batch())
+        ours.record(meter)
         rates.append(meter.line()["learning_rate"])
         steps.append(float(np.abs(weights_of(ours.network)["value.bias"] - before).item()))
     assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02, 0.02])
@@ -246,8 +248,8 @@ def test_the_step_size_falls_to_its_final_value() -> None:
     assert steps[0] == pytest.approx(0.1, rel=1e-4)
     resumed = tiny_learner(config)
     resumed.load({name: tensor.clone() for name, tensor in ours.tensors().items()}, updates=2, publications=0)
-    resumed.meter = meter
     resumed.update(torch_batch())
+    resumed.record(meter)
     assert meter.line()["learning_rate"] == pytest.approx(0.06)
 
 
@@ -309,7 +311,7 @@ def test_blocks_of_pixels_are_for_images_that_have_whole_ones(
 
 
 @pytest.mark.parametrize(
-    ("cuda", "serial", "device"), [(True, False, "cuda"), (True, True, "cpu"), (False, False, "cpu")]
+    ("cuda", "serial", "device"), [(True, False, "cuda:0"), (True, True, "cpu"), (False, False, "cpu")]
 )
 def test_the_device_follows_the_machine_but_not_in_a_serial_run(
     cuda: bool, serial: bool, device: str, monkeypatch: pytest.MonkeyPatch

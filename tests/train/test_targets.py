@@ -12,8 +12,9 @@ import torch
 from innet_drl.errors import DeadlineError, UnknownTableError
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learn.learner import Learner, TargetsAhead
+from innet_drl.train.learn.learner import Learner
 from innet_drl.train.learn.numerics import random_batch
+from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.settings.config import PRESETS
 
 SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)

@@ -37,7 +37,8 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError
 from innet_drl.train.learn.checkpoints import load_checkpoint
 from innet_drl.train.learn.data_parallel import SharedGradients, TrainingEnded, digest
-from innet_drl.train.learn.learner import Learner, Numerics, TargetsAhead, use_device
+from innet_drl.train.learn.learner import Learner, Numerics, use_device
+from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
 from innet_drl.train.settings.slices import LearnerSettings
 

@@ -23,7 +23,7 @@ from innet_drl.launch.learners import Learners
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, resuming
 from innet_drl.train.learn.data_parallel import TrainingEnded
-from innet_drl.train.learn.learner import TargetsAhead
+from innet_drl.train.learn.targets import TargetsAhead
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.observe.stopwatch import TimedBatches
 from innet_drl.train.runs.trainer import Trainer

@@ -117,6 +117,10 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if config.replay_ca is not None and not config.replay_ca.is_file():
         raise ConfigurationError(f"replay_ca {config.replay_ca}: there is no such file")
     environments.check(config)
+    if config.video:
+        # A video is recorded after the training: its encoder is looked for before.
+        with naming_extras():
+            import imageio_ffmpeg  # noqa: F401
     if config.evaluated is not config:
         try:
             environments.check(config.evaluated)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.config import PRESETS, Config, meanings, preset, read_settings
+from innet_drl.train.settings.config import ON_GPU, PRESETS, Config, meanings, preset, read_settings
 from innet_drl.train.settings.machine import cores
 from innet_drl.train.settings.short_help import short_help
 from innet_drl.train.settings.slices import KeywordArguments, Threads, message_of
@@ -280,6 +280,8 @@ def _chosen(flags: Given, run: Path | None, elsewhere: str) -> Chosen[Given]:
     is_atari = environment.startswith("atari/")
     name = flags.preset or ("breakout" if is_atari else "vector")
     config = preset(name)
+    if name in ON_GPU and run is None and not changes.get("serial") and not elsewhere:
+        automatic = automatic or "actors" not in changes
     if config.is_atari and not is_atari:
         from innet_drl.train.environments import atari_hint
 
@@ -304,8 +306,8 @@ def _chosen(flags: Given, run: Path | None, elsewhere: str) -> Chosen[Given]:
 
 
 def _actors_of_this_machine(config: Config) -> int:
-    """A rule of thumb: learners on GPUs take a core each, those on the CPU half of the cores, and actors the others."""
+    """The cores that learners leave: one with a GPU takes two, for launches and for the sampler; others take half."""
     from innet_drl.train.learn.learner import choose_device
 
-    left = cores() - config.learners if choose_device(config).type == "cuda" else cores() // 2
+    left = cores() - 2 * config.learners if choose_device(config).type == "cuda" else cores() // 2
     return max(1, left // max(config.actor_threads, config.environment_threads))

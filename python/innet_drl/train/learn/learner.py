@@ -1,7 +1,7 @@
 """The learner: networks, optimizer and an update, from a sampled batch to its new priorities (Horgan et al., 2018).
 
-Loops of a run sample the batches, and write the priorities to the memory. On a CPU, a second thread computes the
-targets of the next batch.
+Loops of a run sample the batches, and write the priorities to the memory. On CUDA an update is one graph of kernels
+(`capture`); on a CPU, a second thread computes the targets of the next batch (`targets`).
 """
 
 from __future__ import annotations
@@ -9,32 +9,27 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import queue
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from innet_drl.errors import DeadlineError
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train import losses
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.learn.capture import CapturedUpdate
 from innet_drl.train.learn.checkpoints import load_network, under
 from innet_drl.train.learn.data_parallel import SharedGradients
 from innet_drl.train.networks import Network, make_network, published, space_to_depth
 from innet_drl.train.observe.metrics import Meter
-from innet_drl.train.observe.stopwatch import Stopwatch, TimedBatches
+from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.settings.machine import cores, keep_freed_memory
 from innet_drl.train.settings.slices import LearnerSettings
-
-POLL_SECONDS = 0.05
-"""Period at which the end of `TargetsAhead` looks whether its thread has ended."""
 
 
 class BatchWithTargets(TorchBatch):
@@ -72,6 +67,36 @@ class Numerics:
         return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
 
 
+class _Scalars:
+    """Numbers of the updates on the device: a graph of an update repeats its addresses, and reads new values there."""
+
+    METRICS = ("td_loss", "q_mean", "gradient_norm", "sample_age", "priority_concentration")
+
+    def __init__(self, device: torch.device) -> None:
+        self.average_weight = torch.zeros((), device=device)
+        """Weight of the newest network in the average."""
+        self._sums = torch.zeros(len(self.METRICS), dtype=torch.float64, device=device)
+        self._recorded = 0
+
+    def add(self, *values: Tensor) -> None:
+        """Adds an update's value of each of `METRICS`."""
+        self._sums += torch.stack([value.double() for value in values])
+
+    def record(self, meter: Meter, updates: int) -> None:
+        """Records the means of the updates since the last call; waits for the device."""
+        since, self._recorded = updates - self._recorded, updates
+        meter.record_rate("learner_updates_per_s", since)
+        for name, total in zip(self.METRICS, self._sums.tolist(), strict=True):
+            if since > 0:
+                meter.record_mean(name, total / since)
+        self._sums.zero_()
+
+    def resume(self, updates: int) -> None:
+        """Begins at an update of an earlier session."""
+        self._recorded = updates
+        self._sums.zero_()
+
+
 class Learner:
     """Online and target network, the average that is evaluated, optimizer and counters."""
 
@@ -87,8 +112,13 @@ class Learner:
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         """The trained agent: a running average of the online network's weights. Single updates change the best action
         in many states; the average plays better than most of the averaged networks."""
+        self._scalars = _Scalars(self.device)
         self.optimizer = torch.optim.Adam(
-            self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
+            self.network.parameters(),
+            torch.tensor(config.learning_rate, device=self.device),
+            eps=config.adam_epsilon,
+            fused=True,
+            capturable=self.device.type == "cuda",
         )
         self._weights_lock = threading.Lock()
         self.updates = 0
@@ -96,11 +126,24 @@ class Learner:
         self.numerics = Numerics()
         self.gradients: SharedGradients | None = None
         """Averages the gradients of several learners; `None` for one learner."""
-        self.meter: Meter | None = None
-        """Takes metrics of the updates; `None` for no metrics."""
         self.stopwatch = Stopwatch()
         """Times the parts of `update`. On CUDA these are host times: kernels run asynchronously until a result is
         needed."""
+        self.captured = CapturedUpdate(self._step) if self.obstacle is None else None
+        """The update as a graph; `None` for launches one by one."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why updates of this learner are not captured; `None` if they are."""
+        for what, stands in (
+            ("the learner is on the processor", self.device.type != "cuda"),
+            ("capture off", self.config.capture == "off"),
+            ("several learners average their gradients on the host, amid an update", self.config.learners > 1),
+            ("another thread computes the targets", self.targets_ahead),
+        ):
+            if stands:
+                return what
+        return None
 
     @property
     def targets_ahead(self) -> bool:
@@ -129,13 +172,29 @@ class Learner:
             self.network.to(memory_format=numerics.layout)
             self.target.to(memory_format=numerics.layout)
             self.average.to(memory_format=numerics.layout)
+        self._forget_capture()
 
     def update(self, batch: TorchBatch) -> Update:
         """Takes one step of the optimizer on a sampled batch on the learner's device; returns its new priorities.
 
         Several learners step with the mean of their gradients.
         """
-        config, network = self.config, self.network
+        config = self.config
+        self.optimizer.param_groups[0]["lr"].fill_(annealed_rate(config, self.updates))
+        number = self.updates + 1
+        # A decay that grows with the updates forgets the random initial weights.
+        self._scalars.average_weight.fill_(1.0 - min(config.average_decay, number / (number + 10)))
+        td_error = self._step(batch) if self.captured is None else self.captured(batch)
+        self.updates = number
+        if self.updates % config.target_period == 0:
+            self._renew_target()
+        update = Update(*_to_cpu(td_error))
+        self.stopwatch.lap("optimizer")
+        return update
+
+    def _step(self, batch: TorchBatch) -> Tensor:
+        """Computes an update on the device, and returns |TD error| [B]."""
+        network = self.network
         if self.loss.has_targets and not isinstance(batch, BatchWithTargets):
             batch = self.with_targets(batch)
             self.stopwatch.lap("targets")
@@ -146,39 +205,37 @@ class Learner:
         loss = (batch.weights * loss).mean()
         self.stopwatch.lap("forward")
 
-        self.optimizer.param_groups[0]["lr"] = rate = annealed_rate(config, self.updates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.stopwatch.lap("backward")
         if self.gradients is not None:
             self.gradients.mean()
             self.stopwatch.lap("average gradients")
-        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_gradient_norm)
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), self.config.max_gradient_norm)
         with self._weights_lock:
             self.optimizer.step()
-        self.updates += 1
 
         with torch.no_grad():
-            # A decay that grows with the updates forgets the random initial weights.
-            decay = min(config.average_decay, self.updates / (self.updates + 10))
-            torch._foreach_lerp_(list(self.average.parameters()), list(network.parameters()), 1.0 - decay)
+            average: list[Tensor] = list(self.average.parameters())
+            weights = [self._scalars.average_weight] * len(average)
+            torch._foreach_lerp_(average, list(network.parameters()), weights)
             self._copy_buffers(self.average)
-        if self.updates % config.target_period == 0:
-            # A new network: another thread may be computing with the old one.
-            self.target = copy.deepcopy(network).requires_grad_(False)
+            q_mean = losses.of_actions(q, batch.action).float().mean()
+            self._scalars.add(loss, q_mean, norm, batch.ages.double().mean(), batch.probabilities.mean())
+        return td_error
 
-        update = Update(*_to_cpu(td_error))
-        if self.meter is not None:
-            # Tensors are read when a line of metrics is due.
-            self.meter.record_rate("learner_updates_per_s", 1)
-            self.meter.record_mean("td_loss", loss.detach())
-            self.meter.record_mean("q_mean", losses.of_actions(q, batch.action).float().mean())
-            self.meter.record_mean("gradient_norm", norm)
-            self.meter.record_mean("sample_age", batch.ages.double().mean())
-            self.meter.record_mean("priority_concentration", batch.probabilities.mean())
-            self.meter.record("learning_rate", rate)
-        self.stopwatch.lap("optimizer")
-        return update
+    def _renew_target(self) -> None:
+        if self.targets_ahead:
+            # A new network: another thread may be computing with the old one.
+            self.target = copy.deepcopy(self.network).requires_grad_(False)
+        else:
+            self.copy_network(self.target)
+
+    def record(self, meter: Meter) -> None:
+        """Records the metrics of the updates since the last call; waits for the device."""
+        if self.updates > 0:
+            meter.record("learning_rate", annealed_rate(self.config, self.updates - 1))
+        self._scalars.record(meter, self.updates)
 
     def with_targets(self, batch: TorchBatch, chooser: Network | None = None) -> BatchWithTargets:
         """Returns the batch with the tensors of the loss that need no gradient, such as `target`.
@@ -255,7 +312,14 @@ class Learner:
         state["state"] = moments
         self.optimizer.load_state_dict(state)
         self.updates = updates
+        self._scalars.resume(updates)
         self.publications = publications
+        self._forget_capture()
+
+    def _forget_capture(self) -> None:
+        """Captures anew, as tensors have other addresses."""
+        if self.captured is not None:
+            self.captured = CapturedUpdate(self._step)
 
     def _readable(self, batch: TorchBatch, *names: str) -> TorchBatch:
         """Returns the batch with observations `names`, by default those of the loss, as networks read them."""
@@ -306,8 +370,9 @@ def choose_device(config: LearnerSettings, number: int = 0) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if cuda and not config.serial else "cpu"
-    if name == "cuda" and config.learners > 1:
-        return torch.device("cuda", number % torch.cuda.device_count())
+    if name == "cuda":
+        # `torch.cuda.set_device` takes no device without an index.
+        return torch.device("cuda", number % torch.cuda.device_count() if config.learners > 1 else 0)
     return torch.device(name)
 
 
@@ -318,67 +383,3 @@ def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     arriving.copy_(values, non_blocking=True)
     return arriving, torch.cuda.current_stream(values.device).record_event()
-
-
-class TargetsAhead:
-    """Wraps an iterator over batches and adds their targets, computed by a second thread. Use it as a context manager.
-
-    An update of double Q-learning has three forward passes and one backward pass. Two forward passes, over the next
-    observations, need no gradient: a second core computes them for the next batch during the current update. Next
-    actions are then chosen by the online network of one or two updates earlier.
-
-    After a `DeadlineError` of the batches the iterator continues; any other error ends it.
-    """
-
-    def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
-        self.stopwatch = Stopwatch()
-        """Times of the thread."""
-        self._learner = learner
-        self._batches = TimedBatches(batches, self.stopwatch)
-        self._ready: queue.Queue[TorchBatch | Exception] = queue.Queue(maxsize=1)
-        self._failure: Exception | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), name="targets", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> TorchBatch:
-        result = self._failure or self._ready.get()
-        if isinstance(result, TorchBatch):
-            return result
-        if not isinstance(result, DeadlineError):
-            self._failure = result
-        raise result
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Drops a finished batch.
-        self._stopped.set()
-        while self._thread.is_alive():
-            # The thread may be waiting for space in the queue.
-            with contextlib.suppress(queue.Empty):
-                self._ready.get_nowait()
-            self._thread.join(POLL_SECONDS)
-
-    def _run(self, threads: int) -> None:
-        # The number of threads is a setting of each thread.
-        torch.set_num_threads(threads)
-        use_device(self._learner.device)
-        chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
-        while not self._stopped.is_set():
-            try:
-                batch = next(self._batches)
-                self._learner.copy_network(chooser)
-                batch = self._learner.with_targets(batch, chooser)
-                self.stopwatch.lap("targets")
-                self._ready.put(batch)
-                self.stopwatch.lap("wait for the learner")
-            except DeadlineError as error:
-                self._ready.put(error)
-            except Exception as error:
-                self._ready.put(error)
-                return

@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from innet_drl.errors import naming_extras
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.files import replacing
@@ -50,6 +50,8 @@ def record(
 
 
 def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float, progress: Progress) -> float:
+    with naming_extras():
+        import imageio_ffmpeg
     frames_per_second = FRAMES_PER_SECOND[config.is_atari]
     writer: Any = None
     rewards = 0.0

@@ -202,7 +202,7 @@ class Reporter:
         self._take_times()
         meter = self._session.meter
         meter.record("learner_updates", self._learner.updates)
-        meter.record_rate("learner_updates_per_s", 0)
+        self._learner.record(meter)
         meter.record("parameter_version", self._learner.publications)
         meter.record("samples_per_insert_target", self._session.config.samples_per_insert)
         self._session.totals.record(meter)

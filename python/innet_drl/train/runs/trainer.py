@@ -88,11 +88,13 @@ class Trainer:
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
         self.learner.use(choose_numerics(config, self.spec, display.progress))
+        if self.learner.device.type == "cuda" and self.learner.obstacle is not None:
+            logger.info("an update is not one CUDA graph: %s", self.learner.obstacle)
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.learner.stopwatch = self.stopwatch
-        self.session.meter = self.learner.meter = Meter()
+        self.session.meter = Meter()
         self.totals = self.session.totals = Totals(config.all_environments, self.spec.frames_per_step)
         self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:

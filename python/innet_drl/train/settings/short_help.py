@@ -8,7 +8,7 @@ from innet_drl.train.settings.config import PRESETS, SLICES, Config
 from innet_drl.train.settings.values import plain
 
 FIRST = {
-    "preset": "settings to start from: {presets}",
+    "preset": "one of {presets}",
     "environment": "atari/<game>, a Gymnasium id such as CartPole-v1, or module:factory",
     "minutes": "end after so many minutes of this session",
     "steps": "end at so many steps of all actors",

@@ -253,7 +253,7 @@ class ProcessSettings(Settings):
     """Run one actor and the learner in turn in one process: the run is a function of the seed."""
     actors: Count = 1
     """Actor processes; a serial run always has one actor. On the command line `auto` is the number for this machine:
-    its cores minus one for each learner with a GPU, or half of them for a learner on the CPU."""
+    its cores minus two for each learner with a GPU, or half of them for a learner on the CPU."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
     actor_threads: Threads = 1
@@ -406,5 +406,7 @@ class LearnerSettings(ReplaySettings, NetworkSettings):
     layout: Literal["auto", "contiguous", "channels_last", "space_to_depth"] = "auto"
     """Memory layout of the learner's images; `auto` measures at start-up. `space_to_depth`, for `nature` alone, turns
     blocks of 4x4 pixels into channels: the same convolution, with the shape that matrix units want."""
+    capture: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "auto"
+    """Whether an update on CUDA is one graph of kernels; `off` launches them one by one, for comparison."""
     actor_patience: Seconds = 600.0
     """Seconds that the learner waits for steps while no actor is connected, before the run ends with a checkpoint."""
