@@ -52,7 +52,7 @@ class GpuFlags(RepeatFlags):
     train: float = 0.0
     """Minutes of a training with `--preset breakout-gpu`, to a score of 300 at most, in place of measurements."""
     trial: Annotated[bool, tyro.conf.arg(name="try")] = False
-    """Few calls, and a training of seconds: shows that all of it works."""
+    """Few calls, then a training of seconds: shows that all of it works."""
 
 
 def gpu(flags: Annotated[GpuFlags, tyro.conf.arg(name="")]) -> None:
@@ -65,7 +65,7 @@ def gpu(flags: Annotated[GpuFlags, tyro.conf.arg(name="")]) -> None:
         choose_device(dataclasses.replace(PRESETS["breakout"], device=flags.device))
     except ConfigurationError as error:
         raise SystemExit(f"--{error}") from None
-    if flags.train:
+    if flags.train and not flags.trial:
         _train(flags)
         return
     if flags.trial:
@@ -75,6 +75,8 @@ def gpu(flags: Annotated[GpuFlags, tyro.conf.arg(name="")]) -> None:
             with kept.measurement(case, repeat) as figures:
                 measure = {"update": _update, "batch": _batch}[case["task"]]
                 figures += measure(case, flags)
+    if flags.trial:
+        _train(flags)
 
 
 def _cases(flags: GpuFlags) -> Iterator[Case]:
@@ -83,7 +85,13 @@ def _cases(flags: GpuFlags) -> Iterator[Case]:
         for numerics in ("float32", "bfloat16")[: 1 + on_gpu]:
             for launches in ("graph", "single")[not on_gpu :]:
                 yield {"task": "update", "preset": name, "numerics": numerics, "launches": launches}
-    for what in ("stacks, host", "stacks", "copy of stacks", *(f"{count} rows" for count in (256, 1024, 4096))):
+    for what in (
+        "stacks, host",
+        "stacks",
+        "copy of stacks",
+        "copy on the device",
+        *(f"{count} rows" for count in (256, 1024, 4096)),
+    ):
         yield {"task": "batch", "of": what}
     if importlib.util.find_spec("torchrl"):
         yield {"task": "batch", "of": "256 rows, TorchRL"}
@@ -139,14 +147,20 @@ def _update(case: Case, flags: GpuFlags) -> Iterator[Figure]:
 def _batch(case: Case, flags: GpuFlags) -> Iterator[Figure]:
     what, device = case["of"], flags.device
     if "rows" in what:
-        system = importlib.import_module(f"benchmarks.systems.{'torchrl' if 'TorchRL' in what else 'innet'}")
+        try:
+            system = importlib.import_module(f"benchmarks.systems.{'torchrl' if 'TorchRL' in what else 'innet'}")
+        except (ImportError, OSError, RuntimeError) as error:
+            # Its releases are built for one release of PyTorch each.
+            print(f"TorchRL is left out: {error}", file=sys.stderr)
+            return
         task = Vectors(system, ROWS, int(what.split()[0]), device=device)
         done = task.measure(0.01 * flags.calls)
         yield figure("call", 1e3 * done["elapsed"] / done["count"], "ms")
-    elif what == "copy of stacks":
+    elif what.startswith("copy"):
         count = STACKS * (recording.STACK + recording.N) * 84 * 84
-        frames = torch.empty(count, dtype=torch.uint8, pin_memory=device == "cuda")
-        target = torch.empty_like(frames, device=device)
+        target = torch.empty(count, dtype=torch.uint8, device=device)
+        here = what == "copy of stacks" and device == "cuda"
+        frames = torch.empty(count, dtype=torch.uint8, pin_memory=True) if here else torch.empty_like(target)
         yield figure("call", 1e3 * _seconds(flags, lambda: target.copy_(frames, non_blocking=True)), "ms")
     else:
         memory = innet.Memory(STACKS, 2 * STEPS)
@@ -175,7 +189,9 @@ def _train(flags: GpuFlags) -> None:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "innet_drl", "train", "--preset", "breakout-gpu", "--out", str(run)]
         command += ["--minutes", str(minutes), "--target-return", "300", "--no-video", "--device", flags.device]
-        command += ["--min-size", "2000", "--capacity", "20000", "--actors", "1"] if flags.trial else []
+        command += ["--evaluation-period", "5000", "--evaluation-games", "10"]
+        if flags.trial:
+            command += ["--min-size", "2000", "--capacity", "20000", "--actors", "1", "--evaluation-frames", "400"]
         subprocess.run(command, check=True)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ("time_s", "agent_steps", "learner_updates", "return_mean", "evaluation_mean")

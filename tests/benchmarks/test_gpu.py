@@ -21,8 +21,10 @@ def test_updates_and_batches_are_measured(
     main(["gpu", "--device", "cpu", "--try", "--json", str(tmp_path / "gpu.json")])
     printed = capsys.readouterr().out
     assert "| breakout | update | float32 | single | 64 |" in printed
-    for of in ("stacks, host", "stacks", "copy of stacks", "256 rows", "1024 rows", "4096 rows"):
+    for of in ("stacks, host", "stacks", "copy of stacks", "copy on the device", "256 rows", "1024 rows", "4096 rows"):
         assert f"| {of} | " in printed
+    # The end of a training of seconds.
+    assert "| time_s | agent_steps |" in printed
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
