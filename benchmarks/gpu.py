@@ -45,6 +45,8 @@ WARM_UP = 5
 class GpuFlags(RepeatFlags):
     """Updates of a learner and batches on a GPU."""
 
+    repeats: int = 1
+    """Measurements of each case, each time in another order."""
     device: Literal["cuda", "cpu"] = "cuda"
     """`cpu` shows that the command works on a machine without a GPU."""
     calls: int = 100

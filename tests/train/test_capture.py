@@ -18,7 +18,7 @@ from innet_drl import torch_batches
 from innet_drl.structures import map_leaves
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learn.capture import WARM_UP, CapturedUpdate, CudaGraph, StaticBatch
+from innet_drl.train.learn.capture import MOST_LAYOUTS, WARM_UP, CapturedUpdate, CudaGraph, StaticBatch, _needs_data
 from innet_drl.train.learn.learner import Learner, choose_device
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import FunctionLoss, Outputs
@@ -50,8 +50,7 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
-        assert not tags, f"no graph can repeat {func}"
+        assert not _needs_data(func, args), f"no graph can repeat {func}"
         read: set[int] = set()
 
         def described(value: Any) -> Any:
@@ -123,12 +122,52 @@ def test_a_captured_update_is_the_one_that_is_not(device: str, settings: dict[st
     assert captured.captured.reason is None
 
 
-def test_another_layout_of_a_batch_is_not_captured() -> None:
-    captured, plain = learner(CONFIG, "cpu"), learner(CONFIG, "cpu")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_each_layout_of_batches_has_a_graph(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    captured, plain = learner(CONFIG, device), learner(CONFIG, device)
     plain.captured = None
-    for size in [8] * (WARM_UP + 2) + [5, 8]:
+    assert captured.captured is not None
+    for size in [8] * (WARM_UP + 1) + [5, 8, 5, 3, 2, 8, 6, 7, 6, 5]:
         batch = random_batch(SPEC, size, captured.device)
         torch.testing.assert_close(captured.update(batch).td_error, plain.update(batch).td_error)
+    assert len(captured.captured._graphs) == MOST_LAYOUTS
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "more than 4 layouts" in message
+
+
+def test_indices_are_captured_and_masks_are_not() -> None:
+    def loss(of: Callable[[Tensor, TorchBatch], Tensor]) -> FunctionLoss:
+        def function(online: Outputs, target: Outputs, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+            q = online(batch.observation)
+            error = batch.reward - of(q, batch)
+            return error**2, error.abs(), q
+
+        return FunctionLoss(CONFIG, function)
+
+    def refused(of: Callable[[Tensor, TorchBatch], Tensor]) -> str | None:
+        ours = learner(CONFIG, "cpu")
+        ours.loss = loss(of)
+        for _ in range(WARM_UP + 1):
+            ours.update(random_batch(SPEC, 8, ours.device))
+        assert ours.captured is not None
+        return ours.captured.reason
+
+    assert refused(lambda q, batch: q[torch.arange(8), batch.action.long()]) is None
+    assert "index.Tensor" in str(refused(lambda q, batch: q[torch.ones(8, 3).bool()].view(8, 3)[:, 0]))
+
+
+def test_updates_go_on_after_a_capture_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(function: Callable[[], Tensor]) -> RepeatedCalls:
+        raise RuntimeError("operation not permitted\nwhen a stream is capturing")
+
+    ours, plain = learner(CONFIG, "cpu"), learner(CONFIG, "cpu")
+    ours.captured, plain.captured = CapturedUpdate(ours._step, fail), None
+    for _ in range(WARM_UP + 3):
+        batch = random_batch(SPEC, 8, ours.device)
+        torch.testing.assert_close(ours.update(batch).td_error, plain.update(batch).td_error)
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    line = fail.__code__.co_firstlineno + 1
+    assert message.endswith(f"operation not permitted at {__file__}:{line}")
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -6,6 +6,7 @@ reads and writes keeps its address: parameters, moments, rates, sums of metrics.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 WARM_UP = 3
 """Updates before the capture. In the first ones PyTorch makes the optimizer's moments, and its libraries choose their
 kernels."""
+MOST_LAYOUTS = 4
+"""Layouts of batches that get a graph each: stacks that overlap in memory are laid out in another way than a batch with
+a window that ends early."""
 
 
 class Graph(Protocol):
@@ -37,10 +41,16 @@ class CudaGraph:
     """The kernels that a function launches. Recording does not run them."""
 
     def __init__(self, function: Callable[[], Tensor]) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        # Threads that evaluate or copy batches may allocate meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._result = function()
+        self._graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        try:
+            # The threads of autograd may allocate meanwhile.
+            with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
+                self._result = function()
+        except BaseException:
+            # A failed capture leaves the allocator in the graph's pool, where freed memory is never used again.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            raise
 
     def replay(self) -> Tensor:
         """Launches the kernels."""
@@ -52,9 +62,10 @@ class StaticBatch:
     """A copy of a batch at addresses that stay."""
 
     def __init__(self, batch: TorchBatch) -> None:
-        self._layout, sources = _memory(batch)
+        layout, sources = _memory(batch)
+        self._key = layout, [source.shape for source in sources]
         self._copies = [torch.empty_like(source) for source in sources]
-        places = iter(self._layout)
+        places = iter(layout)
 
         def copy_of(tensor: Tensor) -> Tensor:
             number, dtype, shape, strides, offset = next(places)
@@ -66,7 +77,7 @@ class StaticBatch:
     def fill(self, batch: TorchBatch) -> bool:
         """Copies a batch, in one copy if its tensors share their memory; `False` if they are laid out differently."""
         layout, sources = _memory(batch)
-        if layout != self._layout or any(a.shape != b.shape for a, b in zip(self._copies, sources, strict=True)):
+        if self._key != (layout, [source.shape for source in sources]):
             return False
         torch._foreach_copy_(self._copies, sources)
         return True
@@ -84,17 +95,17 @@ def _memory(batch: TorchBatch) -> tuple[list[tuple[Any, ...]], list[Tensor]]:
 
     def add(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if (place := storage.data_ptr()) not in pieces:
+        if (address := storage.data_ptr()) not in pieces:
             piece = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            pieces[place] = (len(pieces), piece)
-        layout.append((pieces[place][0], tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()))
+            pieces[address] = (len(pieces), piece)
+        layout.append((pieces[address][0], tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()))
 
     map_leaves(add, _tensors(batch))
     return layout, [piece for _, piece in pieces.values()]
 
 
 class CapturedUpdate:
-    """Calls an update's function: directly at first, then as a graph.
+    """Calls an update's function: directly at first, then as a graph for each layout of batches.
 
     Args:
         update: Computes on the learner's device, from tensors that keep their addresses and a batch; returns [B].
@@ -107,62 +118,68 @@ class CapturedUpdate:
         self._update = update
         self._make = make
         self._calls = 0
-        self._static: StaticBatch | None = None
-        self._graph: Graph | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._graphs: list[tuple[StaticBatch, Graph]] = []
         self.reason: str | None = None
-        """Why updates are not captured; `None` if they are, or will be."""
+        """Why updates, or those of further layouts, are not captured; `None` if all are."""
         self.quiet = False
         """Whether nothing is logged, for measurements."""
 
     def __call__(self, batch: TorchBatch) -> Tensor:
         """Runs the update."""
-        if self._graph is not None and self._static is not None:
-            return self._graph.replay() if self._static.fill(batch) else self._update(batch)
+        for static, graph in self._graphs:
+            if static.fill(batch):
+                return graph.replay()
         if self.reason is not None:
             return self._update(batch)
         self._calls += 1
         if self._calls <= WARM_UP:
             return self._warm_up(batch)
-        self._static = static = StaticBatch(batch)
+        if len(self._graphs) == MOST_LAYOUTS:
+            self._refuse(f"batches have more than {MOST_LAYOUTS} layouts")
+            return self._update(batch)
+        static = StaticBatch(batch)
         try:
             graph = self._make(lambda: self._update(static.batch))
-        except RuntimeError as error:
-            self._refuse(str(error).splitlines()[0])
+        except Exception as error:
+            # The end of a failed capture raises an error of its own.
+            cause = error.__context__ or error
+            self._refuse(f"{str(cause).splitlines()[0]} at {_caller(traceback.extract_tb(cause.__traceback__))}")
             return self._update(batch)
-        self._graph = graph
-        if not self.quiet:
+        if not self._graphs and not self.quiet:
             logger.info("an update is one CUDA graph")
+        self._graphs.append((static, graph))
         static.fill(batch)
         return graph.replay()
 
     def _warm_up(self, batch: TorchBatch) -> Tensor:
         if self._calls < WARM_UP:
-            return _beside(batch, self._update)
+            return self._on_side_stream(batch)
         # The first updates may check results of a user's loss; the last one is as those that follow.
         with _Watch() as watch:
-            result = _beside(batch, self._update)
+            result = self._on_side_stream(batch)
         if watch.found is not None:
             self._refuse(watch.found)
+        return result
+
+    def _on_side_stream(self, batch: TorchBatch) -> Tensor:
+        """Runs an update on a stream of its own, as the updates before a capture have to."""
+        device = batch.weights.device
+        if device.type == "cpu":
+            return self._update(batch)
+        current = torch.cuda.current_stream(device)
+        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = self._update(batch)
+        current.wait_stream(self._stream)
+        result.record_stream(current)
         return result
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
         if not self.quiet:
-            logger.warning(f"an update is not one CUDA graph, and takes several times as long: {reason}")
-
-
-def _beside(batch: TorchBatch, update: Callable[[TorchBatch], Tensor]) -> Tensor:
-    """Runs an update on a stream of its own, as the updates before a capture have to."""
-    device = batch.weights.device
-    if device.type == "cpu":
-        return update(batch)
-    stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        result = update(batch)
-    current.wait_stream(stream)
-    result.record_stream(current)
-    return result
+            logger.warning(f"not every update is one CUDA graph, others take several times as long: {reason}")
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -174,24 +191,30 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.found is None and (
-            {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
-            or _reads_back(args, result)
-        ):
-            self.found = f"{func.name().removeprefix('aten::')} at {_caller()} waits for the device"
+        if self.found is None and (_needs_data(func, args) or _changes_device(func, args, result)):
+            line = _caller(traceback.extract_stack())
+            self.found = f"{func.name().removeprefix('aten::')} at {line} waits for the device"
         return result
 
 
-def _reads_back(args: Any, result: Any) -> bool:
-    """Whether a call copies from the device to the processor."""
-    on_device = any(isinstance(arg, Tensor) and arg.device.type != "cpu" for arg in args)
-    return on_device and isinstance(result, Tensor) and result.device.type == "cpu"
+def _needs_data(func: Any, args: Any) -> bool:
+    """Whether the result, or its shape, has to be known on the processor."""
+    if func.name() == "aten::index.Tensor":
+        # With integers as indices the shape is known.
+        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
-def _caller() -> str:
+def _changes_device(func: Any, args: Any, result: Any) -> bool:
+    """Whether a call copies between the device and the processor."""
+    tensors = [each for each in (*args, result) if isinstance(each, Tensor)]
+    return func.name() in ("aten::_to_copy", "aten::copy_") and len({each.device.type for each in tensors}) > 1
+
+
+def _caller(frames: traceback.StackSummary) -> str:
     """The innermost line outside PyTorch and this file."""
     torch_files = str(Path(torch.__file__).parent)
-    for frame in reversed(traceback.extract_stack()):
+    for frame in reversed(frames):
         if not frame.filename.startswith(torch_files) and frame.filename != __file__:
             return f"{frame.filename}:{frame.lineno}"
     return "an unknown line"

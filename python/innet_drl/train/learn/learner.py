@@ -135,14 +135,14 @@ class Learner:
     @property
     def obstacle(self) -> str | None:
         """Why updates of this learner are not captured; `None` if they are."""
-        for what, stands in (
+        for reason, applies in (
             ("the learner is on the processor", self.device.type != "cuda"),
             ("capture off", self.config.capture == "off"),
-            ("several learners average their gradients on the host, amid an update", self.config.learners > 1),
+            ("several learners average their gradients on the host, during an update", self.config.learners > 1),
             ("another thread computes the targets", self.targets_ahead),
         ):
-            if stands:
-                return what
+            if applies:
+                return reason
         return None
 
     @property

@@ -86,6 +86,8 @@ def _seconds_of_update(
         best = min(best, time.perf_counter() - start)
         if best > limit and learner.captured is None:
             break
+    # Ends the circle of the two, and with it the graph's memory, before the next candidate.
+    learner.captured = None
     return best
 
 

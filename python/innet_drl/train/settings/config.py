@@ -271,9 +271,9 @@ _RECIPE = dataclasses.replace(
     average_decay=0.995,
 )
 
-# An update of 256 on a data-center GPU takes a millisecond, in which a dozen actors take some 15 steps: with a replay
-# ratio of 8 the GPU is busy for half of the time, and larger frames and networks cost actors little. Each environment
-# thread would take a core from another actor. Not run on a GPU yet.
+# An update of 256 takes a data-center GPU a millisecond, in which a dozen actors take some 15 steps: a replay ratio of
+# 8 asks for half an update in that time, as far as the copies of batches keep up. Each environment thread would take a
+# core from another actor. Not run on a GPU yet.
 _GPU = dataclasses.replace(
     _RECIPE,
     actors=8,
