@@ -19,7 +19,7 @@ from innet_drl.structures import map_leaves
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.learn.capture import MOST_LAYOUTS, WARM_UP, CapturedUpdate, CudaGraph, StaticBatch, _needs_data
-from innet_drl.train.learn.learner import Learner, choose_device
+from innet_drl.train.learn.learner import Learner, Numerics, choose_device
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import FunctionLoss, Outputs
 from innet_drl.train.settings.config import PRESETS, Config
@@ -120,6 +120,33 @@ def test_a_captured_update_is_the_one_that_is_not(device: str, settings: dict[st
             torch.testing.assert_close(captured.tensors()[name], value, rtol=1e-5, atol=1e-7, msg=name)
     assert captured.captured is not None
     assert captured.captured.reason is None
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_images_in_bfloat16_are_captured_again_after_a_load(device: str) -> None:
+    spec = EnvironmentSpec(4, 4, (64, 64), "uint8", 4)
+    settings: dict[str, Any] = {"device": device, "batch_size": 4, "targets_ahead": "off", "layer_norm": True}
+    config = dataclasses.replace(PRESETS["breakout"], **settings)
+    graph = CudaGraph if device == "cuda" else RepeatedCalls
+
+    def made(captured: bool) -> Learner:
+        torch.manual_seed(1)
+        ours = Learner(config, spec)
+        ours.use(Numerics(torch.bfloat16, torch.channels_last))
+        ours.captured = CapturedUpdate(ours._step, graph) if captured else None
+        return ours
+
+    captured, plain = made(True), made(False)
+    batches = [random_batch(spec, 4, captured.device) for _ in range(WARM_UP + 3)]
+    for session in (1, 2):
+        for batch in batches:
+            torch.testing.assert_close(captured.update(batch).td_error, plain.update(batch).td_error)
+        assert captured.captured is not None
+        assert len(captured.captured._graphs) == 1
+        for ours in (captured, plain):
+            ours.load({name: value.clone() for name, value in ours.tensors().items()}, ours.updates, session)
+        # The capture of a load is that of CUDA.
+        captured.captured = CapturedUpdate(captured._step, graph)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
