@@ -288,7 +288,7 @@ def test_presets_and_settings_of_other_names() -> None:
     assert train.preset("cartpole", seed=3, layers=[8]) == train.preset("cartpole", seed=3, layers=(8,))
     with pytest.raises(ConfigurationError, match=r"no preset 'breakut' in innet-drl [\d.]+: did you mean breakout"):
         train.preset("breakut")
-    with pytest.raises(ConfigurationError, match=r"no preset 'go' in innet-drl [\d.]+: there are atari, breakout, "):
+    with pytest.raises(ConfigurationError, match=r"no preset 'go' in innet-drl [\d.]+: there are atari, atari-gpu, "):
         train.preset("go")
     with pytest.raises(ConfigurationError, match=r"no setting 'learning_rat' in .*: did you mean learning_rate"):
         train.preset("cartpole", learning_rat=1)
