@@ -114,7 +114,7 @@ class Reference:
             yield from call(method, f"{cls.name}.{name}")
 
     def _members(self, cls: griffe.Class) -> dict[str, griffe.Object | griffe.Alias]:
-        """Members, also those of bases that no page explains."""
+        """Members by name, with the members of bases that no page explains."""
         classes = [*reversed([base for base in cls.mro() if base.name not in self._known]), cls]
         ordered = [sorted(each.members.values(), key=lambda member: member.lineno or 0) for each in classes]
         return {member.name: member for members in ordered for member in members}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks gpu` on the processor: every row but those of a graph."""
+"""`python -m benchmarks gpu` on the processor: every row without a graph."""
 
 from __future__ import annotations
 

@@ -18,7 +18,15 @@ from innet_drl import torch_batches
 from innet_drl.structures import map_leaves
 from innet_drl.torch_batches import TorchBatch
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learn.capture import MOST_LAYOUTS, WARM_UP, CapturedUpdate, CudaGraph, StaticBatch, _needs_data
+from innet_drl.train.learn.capture import (
+    MOST_LAYOUTS,
+    WARM_UP,
+    CapturedUpdate,
+    CudaGraph,
+    StaticBatch,
+    _memory,
+    _needs_data,
+)
 from innet_drl.train.learn.learner import Learner, Numerics, choose_device
 from innet_drl.train.learn.numerics import random_batch
 from innet_drl.train.losses import FunctionLoss, Outputs
@@ -145,7 +153,7 @@ def test_images_in_bfloat16_are_captured_again_after_a_load(device: str) -> None
         assert len(captured.captured._graphs) == 1
         for ours in (captured, plain):
             ours.load({name: value.clone() for name, value in ours.tensors().items()}, ours.updates, session)
-        # The capture of a load is that of CUDA.
+        # After a load the learner captures by CUDA.
         captured.captured = CapturedUpdate(captured._step, graph)
 
 
@@ -237,7 +245,9 @@ def test_the_arrays_of_a_batch_are_one_copy() -> None:
     assert len(static._copies) == 1
     addresses = [tensor.data_ptr() for tensor in tensors(static.batch)]
     for batch in made:
-        assert static.fill(batch)
+        layout, pieces = _memory(batch)
+        assert layout == static.layout
+        static.fill(pieces)
         assert [tensor.data_ptr() for tensor in tensors(static.batch)] == addresses
         for copied, tensor in zip(tensors(static.batch), tensors(batch), strict=True):
             torch.testing.assert_close(copied, tensor)

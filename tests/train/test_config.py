@@ -97,6 +97,15 @@ def test_actors_of_this_machine(
     assert parse_train(["--config", str(file), "--actors", "3", *flags]).config.actors == 3
 
 
+def test_presets_for_a_gpu_have_the_actors_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("innet_drl.train.flags.cores", lambda: 16)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert parse_train(["--preset=breakout-gpu"]).config.actors == 14
+    assert parse_train(["--preset=atari-gpu", "--actors", "3"]).config.actors == 3
+    assert parse_train(["--preset=atari-gpu", "--serial"]).config.actors == 8
+    assert parse_train(["--preset=breakout"]).config.actors == 1
+
+
 @pytest.mark.parametrize("value", ["many", "Auto", "auto4", "1.5"])
 def test_another_number_of_actors_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:

@@ -123,7 +123,7 @@ class PrioritizedSAC(_Prioritized, SAC):
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Takes steps of the optimizers.
 
-        The critics' losses are weighted; those of actor and temperature, which have no TD error, are not.
+        The critics' losses are weighted. The losses of actor and temperature, which have no TD error, are not.
         """
         self.policy.set_training_mode(True)
         optimizers = [self.actor.optimizer, self.critic.optimizer]

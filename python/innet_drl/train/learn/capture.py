@@ -62,10 +62,9 @@ class StaticBatch:
     """A copy of a batch at addresses that stay."""
 
     def __init__(self, batch: TorchBatch) -> None:
-        layout, sources = _memory(batch)
-        self._key = layout, [source.shape for source in sources]
+        self.layout, sources = _memory(batch)
         self._copies = [torch.empty_like(source) for source in sources]
-        places = iter(layout)
+        places = iter(self.layout)
 
         def copy_of(tensor: Tensor) -> Tensor:
             number, dtype, shape, strides, offset = next(places)
@@ -74,13 +73,9 @@ class StaticBatch:
 
         self.batch = TorchBatch(len(batch), map_leaves(copy_of, _tensors(batch)))
 
-    def fill(self, batch: TorchBatch) -> bool:
-        """Copies a batch, in one copy if its tensors share their memory; `False` if they are laid out differently."""
-        layout, sources = _memory(batch)
-        if self._key != (layout, [source.shape for source in sources]):
-            return False
-        torch._foreach_copy_(self._copies, sources)
-        return True
+    def fill(self, pieces: list[Tensor]) -> None:
+        """Copies the pieces of memory of a batch of this layout: one, if its tensors share their memory."""
+        torch._foreach_copy_(self._copies, pieces)
 
 
 def _tensors(batch: TorchBatch) -> dict[str, Any]:
@@ -89,7 +84,10 @@ def _tensors(batch: TorchBatch) -> dict[str, Any]:
 
 
 def _memory(batch: TorchBatch) -> tuple[list[tuple[Any, ...]], list[Tensor]]:
-    """The place of each tensor (piece of memory, dtype, shape, strides, offset), and the bytes of each piece."""
+    """The layout of a batch, and its pieces of memory as bytes.
+
+    The layout has the place of each tensor (piece, dtype, shape, strides, offset), then the size of each piece.
+    """
     pieces: dict[int, tuple[int, Tensor]] = {}
     layout: list[tuple[Any, ...]] = []
 
@@ -101,7 +99,8 @@ def _memory(batch: TorchBatch) -> tuple[list[tuple[Any, ...]], list[Tensor]]:
         layout.append((pieces[address][0], tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()))
 
     map_leaves(add, _tensors(batch))
-    return layout, [piece for _, piece in pieces.values()]
+    found = [piece for _, piece in pieces.values()]
+    return [*layout, *((len(piece),) for piece in found)], found
 
 
 class CapturedUpdate:
@@ -121,15 +120,18 @@ class CapturedUpdate:
         self._stream: torch.cuda.Stream | None = None
         self._graphs: list[tuple[StaticBatch, Graph]] = []
         self.reason: str | None = None
-        """Why updates, or those of further layouts, are not captured; `None` if all are."""
+        """Why some updates are not captured; `None` if all are, or will be."""
         self.quiet = False
         """Whether nothing is logged, for measurements."""
 
     def __call__(self, batch: TorchBatch) -> Tensor:
         """Runs the update."""
-        for static, graph in self._graphs:
-            if static.fill(batch):
-                return graph.replay()
+        if self._graphs:
+            layout, pieces = _memory(batch)
+            for static, graph in self._graphs:
+                if static.layout == layout:
+                    static.fill(pieces)
+                    return graph.replay()
         if self.reason is not None:
             return self._update(batch)
         self._calls += 1
@@ -149,7 +151,7 @@ class CapturedUpdate:
         if not self._graphs and not self.quiet:
             logger.info("an update is one CUDA graph")
         self._graphs.append((static, graph))
-        static.fill(batch)
+        static.fill(_memory(batch)[1])
         return graph.replay()
 
     def _warm_up(self, batch: TorchBatch) -> Tensor:
