@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import threading
@@ -241,6 +242,39 @@ def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> 
     assert replay.update_priorities("t", batch.ids, batch.weights).stale == 0
     with pytest.raises(AttributeError, match="no array"):
         _ = batch.colour
+
+
+def test_the_memory_of_large_batches_is_page_locked_once_and_decoded_into() -> None:
+    """Ordinary memory in place of page-locked memory: the decoder writes there, and nobody copies on the host."""
+    locked: dict[int, int] = {}
+    calls = 0
+
+    def lock(address: int, size: int) -> Callable[[], object]:
+        nonlocal calls
+        calls += 1
+        locked[address] = size
+        return functools.partial(locked.pop, address)
+
+    with innet.Memory([table()], seed=3) as replay:
+        fill(replay, 100)
+        with replay.batches("t", 8_192, VIEW, prefetch=2, timeout=5) as batches:
+            for _ in range(50):
+                batch = next(batches)
+                flat, _ = batch._memory(lock)
+                assert locked[flat.ctypes.data] >= flat.nbytes > 1 << 20
+                for name in ("observation", "reward", "weights"):
+                    assert np.shares_memory(batch[name], flat)
+        # Batches in progress, the next ones, and the one in use.
+        assert calls <= 8
+    with innet.Memory([table()], seed=3) as replay:
+        fill(replay, 100)
+        small = replay.sample("t", 4, VIEW)
+        small._memory(lock)
+        assert calls == (before := len(locked))
+        del batch, flat, batches
+        gc.collect()
+        assert before > 0
+        assert not locked
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")

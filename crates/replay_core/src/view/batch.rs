@@ -8,8 +8,9 @@
 //! and evicts rows that the next item needs; a streamed store does neither. Streaming shortens the unpacking of 512 stacks
 //! of frames by a fifth (`cargo bench -p replay_core --bench views decode`).
 
+use std::any::Any;
 use std::cell::UnsafeCell;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use base::allocation::{self, check_size};
 use base::wait::lock;
@@ -26,8 +27,19 @@ const MOST_KEPT: usize = 16;
 /// Most bytes of the arrays of a batch.
 const LARGEST: u64 = 16 << 30;
 
-/// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
-type Storage = Box<[UnsafeCell<u8>]>;
+/// Smallest memory that begins and ends with a page of its own, as page locks of other libraries need.
+const PAGED_FROM: usize = 1 << 20;
+const PAGE: usize = 4 << 10;
+
+#[derive(Default)]
+struct Storage {
+    /// What another library keeps of the memory, such as a page lock: the first field, which is dropped before the bytes are.
+    hold: OnceLock<Hold>,
+    /// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
+    bytes: Box<[UnsafeCell<u8>]>,
+}
+
+type Hold = Box<dyn Any + Send + Sync>;
 
 /// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
 pub struct Buffer {
@@ -47,11 +59,11 @@ impl Buffer {
 
     /// A buffer of `len` zeros without a pool.
     pub fn zeros(len: usize) -> Result<Self> {
-        Ok(Buffer::over(zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
+        Ok(Buffer::over(zeros(needed(len))?, len, Weak::new()))
     }
 
     fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
-        let start = storage.as_ptr().align_offset(Self::ALIGNMENT);
+        let start = storage.bytes.as_ptr().align_offset(alignment(storage.bytes.len()));
         Buffer { storage, start, len, pool }
     }
 
@@ -67,7 +79,18 @@ impl Buffer {
 
     /// The address of the bytes, which do not move, for another language. It may write there while nobody else uses the buffer.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        UnsafeCell::raw_get(self.storage[self.start..].as_ptr())
+        UnsafeCell::raw_get(self.storage.bytes[self.start..].as_ptr())
+    }
+
+    /// Calls `hold` with address and bytes of the pages when they are first lent, and drops its result before they are freed. Small
+    /// buffers have no pages of their own, and are not held.
+    pub fn hold_pages<E>(&self, hold: impl FnOnce(*mut u8, usize) -> std::result::Result<Hold, E>) -> std::result::Result<(), E> {
+        let Storage { hold: held, bytes } = &self.storage;
+        if bytes.len() >= PAGED_FROM && held.get().is_none() {
+            // Not `get_or_init`: `hold` may wait for a lock that another thread has while it waits here. A second hold is dropped.
+            let _ = held.set(hold(self.as_mut_ptr(), (bytes.len() - self.start) / PAGE * PAGE)?);
+        }
+        Ok(())
     }
 
     pub fn len(&self) -> usize {
@@ -79,12 +102,22 @@ impl Buffer {
     }
 }
 
+fn alignment(bytes: usize) -> usize {
+    if bytes >= PAGED_FROM { PAGE } else { Buffer::ALIGNMENT }
+}
+
+/// Bytes of the memory of a buffer of `len`.
+fn needed(len: usize) -> usize {
+    let alignment = alignment(len);
+    len.next_multiple_of(alignment) + alignment
+}
+
 fn zeros(len: usize) -> Result<Storage> {
     let bytes = allocation::zeros("an array", len)?;
     advise_huge_pages(&bytes);
     let bytes = Box::into_raw(bytes);
     // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
-    Ok(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
+    Ok(Storage { hold: OnceLock::new(), bytes: unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) } })
 }
 
 impl Drop for Buffer {
@@ -118,12 +151,13 @@ impl BufferPool {
         if len < SMALLEST_KEPT {
             return Buffer::zeros(len);
         }
-        let needed = len + Buffer::ALIGNMENT;
+        let needed = needed(len);
         let kept = {
             let mut free = lock(&self.free);
             // Not one much larger: a short batch would hold on to the memory of a long one.
-            let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
-            let smallest = free.iter().enumerate().filter(|(_, storage)| fits(storage)).min_by_key(|(_, s)| s.len());
+            let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.bytes.len());
+            let fitting = free.iter().enumerate().filter(|(_, storage)| fits(storage));
+            let smallest = fitting.min_by_key(|(_, storage)| storage.bytes.len());
             smallest.map(|(at, _)| at).map(|at| free.swap_remove(at))
         };
         let storage = match kept {
@@ -136,13 +170,13 @@ impl BufferPool {
     fn give_back(&self, mut storage: Storage) {
         if cfg!(debug_assertions) {
             // Poison: tests fail on a late read, and on a part that is never filled.
-            storage.iter_mut().for_each(|byte| *byte.get_mut() = 0xa5);
+            storage.bytes.iter_mut().for_each(|byte| *byte.get_mut() = 0xa5);
         }
         let mut free = lock(&self.free);
-        if free.len() == MOST_KEPT {
-            free.remove(0);
-        }
+        // Dropped after the lock: the end of a hold may wait.
+        let _oldest = (free.len() == MOST_KEPT).then(|| free.remove(0));
         free.push(storage);
+        drop(free);
     }
 }
 
@@ -408,6 +442,23 @@ mod tests {
         let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(&mut spec, 1).unwrap()).collect();
         drop(buffers);
         assert_eq!(lock(&pool.free).len(), MOST_KEPT);
+    }
+
+    #[test]
+    fn pages_are_held_once_and_until_they_are_freed() {
+        let (pool, held) = (Arc::new(BufferPool::default()), Arc::new(()));
+        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![PAGED_FROM])];
+        for _ in 0..3 {
+            let buffer = pool.take(&mut spec, 1).unwrap();
+            buffer.hold_pages(|address, bytes| {
+                assert_eq!((address as usize % PAGE, bytes % PAGE), (0, 0));
+                assert!(bytes >= buffer.len());
+                Ok::<_, ()>(Box::new(held.clone()))
+            }).unwrap();
+            assert_eq!(Arc::strong_count(&held), 2);
+        }
+        drop(pool);
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 
     #[test]
