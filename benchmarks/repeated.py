@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.report import Line
 from innet_drl.analysis.pictures import PICTURES, can_draw
+from innet_drl.analysis.spread import spread
 from innet_drl.train.files import check_output, replacing
 from innet_drl.train.observe.cost import OtherPrograms
 
@@ -29,8 +30,8 @@ Figure = dict[str, Any]
 """`what`, `value` and `unit`; of many times also their `count` and `p99` or `largest`."""
 NOISY = 0.05
 """Share of the cores that other programs may use without a warning."""
-UNSTEADY = 1.25
-"""Ratio of the largest to the smallest value of a figure, above which the tables warn."""
+UNSTEADY = 0.25
+"""Half of a figure's spread, as a share of its median, above which the tables warn."""
 COUNT_OF_P99 = 100
 """Fewest values whose 99th percentile is not their largest."""
 
@@ -40,7 +41,7 @@ class RepeatFlags:
     """Repeats of each case, and files."""
 
     repeats: int = 3
-    """Measurements of each case, each time in another order. Tables have their median, smallest and largest value."""
+    """Measurements of each case, each time in another order. Tables have their median and its spread."""
     seed: int = 0
     """Seed of the order."""
     json: Path | None = None
@@ -122,7 +123,7 @@ class Measurements:
         self._write()
 
     def lines(self) -> list[Line]:
-        """Returns each figure of each case: the median of its repeats, `low`, `high` and their number `n`."""
+        """Returns each figure of each case: the median of its repeats, its spread `low` to `high`, their number `n`."""
         found: dict[str, list[tuple[Case, Figure]]] = {}
         for each in self._measured:
             for one in each["figures"]:
@@ -155,13 +156,14 @@ class Measurements:
         """Says what the cells are, and what may have disturbed them."""
         most = max(each["others"] for each in self._measured)
         yield (
-            f"Medians of up to {self._flags.repeats} measurements (smallest to largest). Other programs used up to "
-            f"{most:.0%} of the cores{': end them, and measure again into another file' if most > NOISY else ''}."
+            f"Medians of up to {self._flags.repeats} measurements (where 95 of 100 such medians fall). Other programs "
+            f"used up to {most:.0%} of the cores"
+            f"{': end them, and measure again into another file' if most > NOISY else ''}."
         )
-        unsteady = sum(line["low"] > 0 and line["high"] / line["low"] > UNSTEADY for line in lines)
+        unsteady = sum(line["high"] - line["low"] > 2 * UNSTEADY * line["value"] for line in lines)
         if unsteady:
             more = self._flags.repeats + 2
-            yield f"{unsteady} of {len(lines)} figures differ by more than a quarter: --repeats {more} or more."
+            yield f"{unsteady} of {len(lines)} figures are uncertain by more than a quarter: --repeats {more} or more."
 
     def _read(self) -> list[dict[str, Any]]:
         """Reads the file of an earlier run.
@@ -216,7 +218,7 @@ def measurements(
 
 
 def cell(line: Line, form: str = ",.1f") -> str:
-    """Returns a median with its smallest and largest value: `12.0 (11.5-12.6)`."""
+    """Returns a median with its spread: `12.0 (11.5-12.6)`."""
     value, low, high = (format(line[name], form) for name in ("value", "low", "high"))
     return value if line["n"] == 1 else f"{value} ({low}-{high})"
 
@@ -230,7 +232,8 @@ def tail(line: Line, form: str = ",.1f") -> str:
 def _median(repeats: list[Figure]) -> Line:
     """The line of a figure's repeats."""
     values = [each["value"] for each in repeats]
-    line = repeats[0] | {"value": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}
+    low, high = spread(values)
+    line = repeats[0] | {"value": statistics.median(values), "low": low, "high": high, "n": len(values)}
     tails = {name: [each[name] for each in repeats if name in each] for name in ("p99", "largest")}
     for name, found in tails.items():
         line.pop(name, None)

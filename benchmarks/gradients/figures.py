@@ -75,7 +75,7 @@ def draw(lines: list[Line], picture: Path, path: str) -> None:
             axis.set_title(f"{title}, {_repeats(found)}")
         for axis in axes[len(panels) :]:
             axis.remove()
-        figure.suptitle(f"Medians, {path};\nwhiskers from the smallest to the largest", fontsize="medium")
+        figure.suptitle(f"Medians, {path};\nwhiskers: where 95 of 100 such medians fall", fontsize="medium")
         shown = [each.get_legend_handles_labels() for each in axes[: len(panels)]]
         labels = {label: handle for each in shown for handle, label in zip(*each, strict=True)}
         figure.legend(labels.values(), labels, loc="outside lower center", ncols=2 * columns, frameon=False)

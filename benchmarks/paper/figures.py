@@ -94,7 +94,9 @@ def draw(lines: list[Line], path: Path) -> None:
     with pictures.drawing(path, WIDTH, sum(heights)) as figure:
         areas = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
         for (heading, of_part, bars), area in zip(parts, areas, strict=True):
-            area.suptitle(f"{heading}\nmedians, whiskers from smallest to largest, {_repeats(of_part)}", fontsize=8)
+            area.suptitle(
+                f"{heading}\nmedians, whiskers: where 95 of 100 such medians fall, {_repeats(of_part)}", fontsize=8
+            )
             rows = [PANEL] * (len(PANELS[setting]) // 2) + [BAR * len(bars) + 0.5] * bool(bars)
             axes = list(area.subplots(len(rows), 2, height_ratios=rows).flat)
             for what in PANELS[setting]:
@@ -124,7 +126,7 @@ def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
         unit = "ms, logarithmic"
         axis.set_yscale("log", subs=(2, 5))
         axis.yaxis.set_major_formatter("{x:,g}")
-        bottom, top = min(line["low"] for line in shown), max(line["high"] for line in shown)
+        bottom, top = min(line["value"] for line in shown), max(line["high"] for line in shown)
         axis.yaxis.set_minor_formatter("{x:,g}" if top < 300 * bottom else "")
         # At least two ticks have labels.
         axis.set_ylim(bottom / 2.3, 2.3 * top)

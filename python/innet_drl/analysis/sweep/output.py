@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from innet_drl.analysis import pictures
+from innet_drl.analysis.spread import high, low
 from innet_drl.analysis.sweep.knee import curve_of
 from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined
 from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
@@ -17,7 +18,7 @@ from innet_drl.train.observe.display import aligned
 
 NOISY = 0.05
 """Share of the hardware threads that other programs may use without a warning."""
-SPREAD = (statistics.median, min, max)
+SPREAD = (statistics.median, low, high)
 GREY = "#888888"
 SPEED_UP = "rate, first point = 1"
 ROWS = {
@@ -57,11 +58,11 @@ def name(key: Key) -> str:
 
 
 def cell(repeats: Sequence[Point], column: str) -> str:
-    """The median of a point's repeats with the smallest and largest value: `12.0 (11.5-12.6)`."""
+    """The median of a point's repeats with its spread: `12.0 (11.5-12.6)`."""
     attribute, form = COLUMNS[column]
     values = [getattr(combined(repeats, of), attribute) for of in SPREAD]
-    value, low, high = ("" if None in values else format(value, form) for value in values)
-    return value if low == high else f"{value} ({low}-{high})"
+    median, least, most = ("" if None in values else format(value, form) for value in values)
+    return median if least == most else f"{median} ({least}-{most})"
 
 
 def points(sweep: Sweep) -> str:
@@ -109,7 +110,7 @@ def summary(sweep: Sweep) -> str:
 
 def report(sweep: Sweep, table: Path | None, plot: Path) -> None:
     """Prints the results, and writes the files beside the sweep's own."""
-    print(points(sweep), "medians of n measurements (smallest-largest)", summary(sweep), sep="\n")
+    print(points(sweep), "medians of n measurements (where 95 of 100 such medians fall)", summary(sweep), sep="\n")
     if table is not None:
         sweep.save_csv(table)
         print(f"written anew: {table}")
@@ -131,7 +132,7 @@ def draw(sweep: Sweep, path: Path) -> None:
     several = [name for name in NUMBERS if len(curve_of(sweep.points, name)) > 1] or NUMBERS[:1]
     style: dict[Any, object] = {"lines.markersize": 4, "errorbar.capsize": 3}
     with pictures.drawing(path, 3.4 * len(several), 0.5 + 2.6 * len(rows), style) as figure:
-        figure.suptitle(f"{sweep.config.environment_name}: median, smallest, largest of n = {n}")
+        figure.suptitle(f"{sweep.config.environment_name}: median and spread of n = {n}")
         for across, swept in zip(figure.subplots(len(rows), len(several), squeeze=False).T, several, strict=True):
             curve = curve_of(sweep.points, swept)
             spreads = [[combined(sweep.repeats[point.key], of) for point in curve] for of in SPREAD]

@@ -112,7 +112,7 @@ class Point:
 
 
 def combined(repeats: Sequence[Point], of: Callable[[Any], Any] = statistics.median) -> Point:
-    """Returns a point with the median of each value, or with its `min` or `max`."""
+    """Returns a point with the median of each value, or with the ends of its spread."""
     return Point.read(_combined([dataclasses.asdict(point) for point in repeats], of))
 
 

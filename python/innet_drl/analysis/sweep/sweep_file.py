@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 import innet_drl as innet
+from innet_drl.analysis.spread import high, low
 from innet_drl.analysis.sweep.point import ROLES, Key, Point, combined
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import replacing
@@ -127,8 +128,8 @@ class Sweep:
             "points": [
                 {
                     **dataclasses.asdict(combined(repeats)),
-                    "low": dataclasses.asdict(combined(repeats, min)),
-                    "high": dataclasses.asdict(combined(repeats, max)),
+                    "low": dataclasses.asdict(combined(repeats, low)),
+                    "high": dataclasses.asdict(combined(repeats, high)),
                     "n": len(repeats),
                     "repeats": list(map(dataclasses.asdict, repeats)),
                 }

@@ -1,0 +1,33 @@
+"""The spread of repeated measurements: the interval of another run's median."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's distribution with 1 to 9 degrees of freedom; the last is larger than those of more."""
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the interval in which the median of as many new repeats falls in 95 of 100 runs.
+
+    A prediction interval for normal values, median +- t s sqrt(pi / n): a median of n has a variance of at most
+    pi s^2 / 2n (Laplace), and two differ. It is not below 0 where no value is, and a point for one value.
+    """
+    count, median = len(values), statistics.median(values)
+    if count == 1:
+        return values[0], values[0]
+    half = STUDENT[min(count, 10) - 2] * statistics.stdev(values) * math.sqrt(math.pi / count)
+    return max(median - half, min(0.0, *values)), median + half
+
+
+def low(values: Sequence[float]) -> float:
+    """Returns the lower end of `spread`."""
+    return spread(values)[0]
+
+
+def high(values: Sequence[float]) -> float:
+    """Returns the upper end of `spread`."""
+    return spread(values)[1]
