@@ -1,14 +1,14 @@
 """Torch tensors: the argument `device` of `Replay.sample`, `Replay.batches` and `Replay.get_parameters`.
 
-On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device the memory of a batch is copied at once, from
-page-locked memory; frames that `observation` and `next_observation` share are copied once. `TorchBatches` copies on a
-separate stream, while the device computes.
+On the CPU the tensors share the memory of the NumPy arrays. For a CUDA device a batch is decoded into
+page-locked memory, which is copied at once; frames that `observation` and `next_observation` share are copied once.
+`TorchBatches` copies on a separate stream, while the device computes.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Self
@@ -25,7 +25,7 @@ with naming_extras():
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device"]
+__all__ = ["TorchBatch", "TorchBatches", "lender", "tensor_on", "to_device", "torch_device"]
 
 
 # `device.type` takes 7 us between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
@@ -51,6 +51,29 @@ def torch_device(device: str | torch.device) -> torch.device:
             f'device is None, "cpu", "cuda", "cuda:1" or a torch.device, got {device!r}: {reason}'
         ) from None
     return found
+
+
+def lender(device: torch.device) -> Callable[[int], NDArray[np.uint8] | None] | None:
+    """Returns what lends memory for the batches of a device, by bytes; None where the core's own memory serves."""
+    return None if device == _CPU or device.type != "cuda" else _page_locked
+
+
+_refused = False
+"""Whether page-locked memory was refused, which is logged once."""
+
+
+def _page_locked(size: int) -> NDArray[np.uint8] | None:
+    """Page-locked memory, which a GPU copies by itself while the program continues; None if the system refuses it."""
+    global _refused
+    if _refused:
+        return None
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        _refused = True
+        reason = f"{size} bytes could not be page-locked: {str(error).splitlines()[0]}"
+        logger.warning(f"batches are copied to the GPU from ordinary memory, which takes longer: {reason}")
+        return None
 
 
 def tensor_on(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -177,7 +200,7 @@ def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, copied at once. The call waits for the copy."""
     if device == _CPU or device.type == "cpu":
         return TorchBatch(len(batch), batch._wrapped(torch.from_numpy))
-    flat, layout = batch._memory(_page_lock if device.type == "cuda" else None)
+    flat, layout = batch._memory()
     return _tensors(batch, tensor_on(flat, device), layout)
 
 
@@ -198,37 +221,21 @@ class _Upload:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Batches whose copy may be in progress, oldest first, with the event after it: the core decodes no other there.
+        # Memory of batches, oldest first, with the event after its copy: the core decodes no other batch there before.
         self._sources: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        weakref.finalize(self, self._stream.synchronize)
 
     def __call__(self, batch: _core.Batch) -> TorchBatch:
         reader = torch.cuda.current_stream(self._device)
-        flat, layout = batch._memory(_page_lock)
+        flat, layout = batch._memory()
         source = torch.from_numpy(flat)
         with torch.cuda.stream(self._stream):
             on_device = source.to(self._device, non_blocking=True)
-            self._sources.append((source, self._stream.record_event()))
+        copied = self._stream.record_event()
+        self._sources.append((source, copied))
         while self._sources and self._sources[0][1].query():  # type: ignore[no-untyped-call]
             self._sources.popleft()
         # The allocator must not reuse the memory before the reader's stream has used it.
         on_device.record_stream(reader)
-        reader.wait_stream(self._stream)
+        reader.wait_event(copied)
         return _tensors(batch, on_device, layout)
-
-
-_unlocked = False
-"""Whether memory could not be page-locked, which is logged once."""
-
-
-def _page_lock(address: int, size: int) -> Callable[[], object]:
-    """Page-locks memory, from which CUDA devices copy twice as fast and in the background; returns its unlocking."""
-    global _unlocked
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = runtime.cudaHostRegister(address, size, 0)
-    if error == runtime.cudaError.success:
-        return functools.partial(runtime.cudaHostUnregister, address)
-    if not _unlocked:
-        _unlocked = True
-        reason = "batches are copied to the GPU from pageable memory, which is slower"
-        logger.warning(f"{reason}: cudaHostRegister of {size} bytes: {error}; raise the limit `ulimit -l`")
-    return lambda: None

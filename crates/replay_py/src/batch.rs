@@ -13,7 +13,7 @@ use replay_core::schema::Dtype;
 use replay_core::view::{Array, Buffer};
 
 use crate::class::attributes;
-use crate::interpreter::{self, Call};
+use crate::interpreter::Call;
 use crate::structure::Structure;
 use crate::{array, error};
 
@@ -192,7 +192,7 @@ impl PyBatch {
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         let (py, batch) = (slf.py(), slf.get());
         let restore = py.import("innet_drl._core")?.getattr("_restored_batch")?;
-        Ok((restore, (batch.len, batch._memory(py, None)?).into_pyobject(py)?.into_any()))
+        Ok((restore, (batch.len, batch._memory(py)?).into_pyobject(py)?.into_any()))
     }
 
     /// All arrays in the structure of this batch, each but the ids as the tensor that `wrap` makes of its memory.
@@ -210,22 +210,10 @@ impl PyBatch {
     }
 
     /// The memory, for pickles and copies to a device: its used bytes as one flat uint8 array, and the arrays in it as (name, dtype,
-    /// shape, strides in elements, offset in bytes, whether other arrays share its bytes). `lock` is called with address and bytes of large
-    /// memory that is lent for the first time, and its result before that is freed.
-    #[pyo3(signature = (lock = None))]
-    fn _memory<'py>(
-        &self,
-        py: Python<'py>,
-        lock: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyList>)> {
+    /// shape, strides in elements, offset in bytes, whether other arrays share its bytes).
+    fn _memory<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyList>)> {
         let _call = Call::begin(py);
         let (buffer, used) = (&self.layout[0].buffer, self.used());
-        if let Some(lock) = lock {
-            buffer.hold_pages(|address, bytes| {
-                let unlock = lock.call1((address as usize, bytes))?.unbind();
-                Ok::<_, PyErr>(Box::new(PageLock { unlock }))
-            })?;
-        }
         let bytes = used.last().map_or(0, |(last, at)| at + last.len());
         let (owner, data) = match &used[..] {
             [(whole, _)] => (owner(py, &self.layout)?, buffer.as_mut_ptr().wrapping_add(whole.start)),
@@ -254,17 +242,6 @@ impl PyBatch {
             ))?;
         }
         Ok((flat, laid_out))
-    }
-}
-
-/// Calls `unlock` when the memory is about to be freed, unless the interpreter ends.
-struct PageLock {
-    unlock: Py<PyAny>,
-}
-
-impl Drop for PageLock {
-    fn drop(&mut self) {
-        interpreter::try_attach(|py| self.unlock.call0(py).err().map(|error| error.write_unraisable(py, None)));
     }
 }
 
