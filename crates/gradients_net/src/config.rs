@@ -223,7 +223,7 @@ impl GradientsConfig {
         let Some(parent) = &self.parent else {
             return Ok(());
         };
-        if parent.stack() != StackName::Kernel {
+        if parent.stack() != StackName::KERNEL {
             return refuse(format!("{parent}: gradients go by the kernel's UDP, write innet:// or innets://"));
         }
         let tls = matches!(parent, Address::Tcp { tls: true, .. });
