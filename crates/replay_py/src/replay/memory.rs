@@ -81,7 +81,7 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        let restored = wait::unlocked(slf.py(), || file::restore(&memory, &path));
+        let restored = wait::unlocked(slf.py(), || file::restore(&file::Machine, &memory, &path));
         // Restoring may have created tables.
         slf.as_super().get().decoders().clear();
         restored
