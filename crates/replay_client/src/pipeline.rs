@@ -2,12 +2,10 @@
 //! every future here is cancel safe, so a caller drops it at its deadline and calls again.
 
 use std::collections::{HashMap, VecDeque};
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::poll_immediate;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use super::namespace::Namespace;
@@ -219,15 +217,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     async fn just_arrived(&mut self) -> Result<Option<Reply>> {
         // Lets the runtime poll the socket.
         tokio::task::yield_now().await;
-        let mut frame = pin!(next_reply(&mut self.reader, &self.server, self.namespace.as_ref()));
-        let frame = poll_fn(|context| match frame.as_mut().poll(context) {
-            Poll::Ready(frame) => Poll::Ready(Some(frame)),
-            Poll::Pending => Poll::Ready(None),
-        });
-        match frame.await {
-            Some(reply) => reply.map(Some),
-            None => Ok(None),
-        }
+        poll_immediate(next_reply(&mut self.reader, &self.server, self.namespace.as_ref())).await.transpose()
     }
 
     /// Sends the end of the stream, without waiting for the server's.
