@@ -131,7 +131,7 @@ impl GradientsConfig {
             return None;
         };
         (!self.gradients_devices.is_empty()).then(|| DpdkConfig {
-            eal: words(&self.gradients_eal),
+            eal: self.gradients_eal.split_whitespace().map(str::to_owned).collect(),
             devices: self.gradients_devices.clone(),
             address,
             prefix: self.gradients_prefix,
@@ -244,11 +244,6 @@ impl GradientsConfig {
         }
         Ok(())
     }
-}
-
-/// Arguments separated by spaces.
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
