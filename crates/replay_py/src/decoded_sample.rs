@@ -51,12 +51,8 @@ impl TableDecoder {
         let checksum = config.checksum(view.is_none());
         let asked = (view.clone(), options, lender.is_some());
         let view = config.view_or_own(view)?;
-        let decoder = Decoder::new(&config, &view, options)?;
         Ok(TableDecoder {
-            decoder: match lender {
-                Some(lender) => decoder.lent_by(lender),
-                None => decoder,
-            },
+            decoder: Decoder::new(&config, &view, options)?.lent_by(lender),
             config,
             view,
             asked,

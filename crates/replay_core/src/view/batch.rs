@@ -130,8 +130,8 @@ pub(super) struct BufferPool {
 }
 
 impl BufferPool {
-    pub(super) fn lent_by(lender: Box<Lender>) -> Self {
-        BufferPool { lender: Some(lender), ..BufferPool::default() }
+    pub(super) fn lent_by(lender: Option<Box<Lender>>) -> Self {
+        BufferPool { lender, ..BufferPool::default() }
     }
 
     /// A buffer with any content for arrays of `items`, whose places it sets.
@@ -455,7 +455,7 @@ mod tests {
             // SAFETY: the bytes are those of storage that nobody else has, and that is dropped with the owner.
             Some(unsafe { Storage::lent(start, len, owner) })
         };
-        let pool = Arc::new(BufferPool::lent_by(Box::new(lender)));
+        let pool = Arc::new(BufferPool::lent_by(Some(Box::new(lender))));
         let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
         for _ in 0..3 {
             let buffer = pool.take(&mut spec, 2).unwrap();

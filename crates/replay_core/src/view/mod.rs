@@ -80,8 +80,8 @@ impl Decoder {
         })
     }
 
-    /// The decoder, with `lender` for the storage of its batches, such as page-locked memory; where it lends none, that is on the heap.
-    pub fn lent_by(self, lender: Box<Lender>) -> Self {
+    /// The decoder, with a `lender` for the storage of its batches, such as page-locked memory; where it lends none, that is on the heap.
+    pub fn lent_by(self, lender: Option<Box<Lender>>) -> Self {
         Decoder { pool: Arc::new(BufferPool::lent_by(lender)), ..self }
     }
 
