@@ -176,7 +176,7 @@ impl PyServer {
 
 /// Closes a server, and waits until it has ended.
 fn end(server: RunningServer) -> Result<()> {
-    server.close();
+    server.server().close();
     server.wait()
 }
 

@@ -70,16 +70,6 @@ impl RunningServer {
         &self.server
     }
 
-    /// [`Server::shut_down`].
-    pub fn shut_down(&self) {
-        self.server.shut_down();
-    }
-
-    /// [`Server::close`].
-    pub fn close(&self) {
-        self.server.close();
-    }
-
     /// Returns when the server has ended.
     ///
     /// # Errors
@@ -120,7 +110,7 @@ impl Drop for RunningServer {
             let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
             tracing::warn!(addresses = addresses.join(" "), "the server ends, as its program has dropped it");
         }
-        self.shut_down();
+        self.server.shut_down();
         if let Err(error) = self.join() {
             tracing::error!(%error, "the server did not end in order");
         }
