@@ -117,18 +117,15 @@ pub fn dialed(address: &Address) -> Address {
 /// A client, by the kernel's TCP or by F-Stack's.
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     let address = dialed(address);
-    let stack_config = match address.stack() {
-        StackName::Plugged(_) => fstack_config(),
-        StackName::Kernel => None,
-    };
-    replay_client::connect(&address, ConnectOptions { stack_config, ..options })
+    let stack_config = address.stack().plugged().and_then(|_| fstack_config());
+    Client::connect(&address, ConnectOptions { stack_config, ..options }, &Wait::forever())
 }
 
 /// The configuration with the sockets that this process tests: the kernel's, or F-Stack's.
 pub fn with_sockets_under_test(config: ServerConfig) -> ServerConfig {
     let (stack, stack_config) = match fstack_has("server") {
         true => (fstack(), fstack_config()),
-        false => (StackName::Kernel, None),
+        false => (StackName::KERNEL, None),
     };
     ServerConfig { io_threads: 1, stack, stack_config, trusted_network: goes_through_fstack(), ..config }
 }
