@@ -79,6 +79,7 @@ class Batch:
     | `probabilities` | float64 | `(B,)` | P(i) at the time of sampling |
     | `ids` | uint64 | `(B,)` | ids of the items, for `Replay.update_priorities` |
     | `ages` | uint32 | `(B,)` | steps inserted into the table after each item |
+    | `versions` | uint64 | `(B,)` | of a table with `parameters`: the smallest version of the item's rows, or 0 |
 
     With T = burn_in + length, `Sequences` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
     (gamma, 0 where the step terminates), `mask` (bool: a step to learn from), `terminated`, `truncated`, `first`
@@ -114,6 +115,9 @@ class Batch:
     @property
     def ages(self) -> NDArray[np.uint32]:
         """Steps inserted into the table after each item."""
+    @property
+    def versions(self) -> NDArray[np.uint64]:
+        """Smallest version of the parameters of each item's rows, 0 where unknown; of a table that names them."""
     def __getattr__(self, name: str) -> Any: ...
     @overload
     def __getitem__(self, key: str, /) -> Any: ...
@@ -216,6 +220,7 @@ class Writer(_ContextManager):
         q: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
+        version: int | None = None,
         timeout: float | None = 60.0,
         **columns: Any,
     ) -> None:
@@ -240,6 +245,9 @@ class Writer(_ContextManager):
                 `q` and `priority`, items start with the largest priority that the table has held since it was made
                 or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
+            version: Version of the parameters that made the rows, for a table that names some (`parameters` of
+                `Table`); 0 is unknown. `None` is that of the last `get_parameters` with this writer, or 0. A new
+                version begins a new chunk.
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
             **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of
                 arrays where the table has parts; and, for SAME_STEP environments, `final_<observation>`: the last
@@ -263,6 +271,7 @@ class Writer(_ContextManager):
         q: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
+        version: int | None = None,
         timeout: float | None = 60.0,
         **columns: Any,
     ) -> None:
@@ -849,8 +858,9 @@ class Replay(_ContextManager):
             timeout: Seconds to wait for the server; the call does not wait for newer parameters.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
                 `Module.load_state_dict` takes them.
-            writer: Writer whose next steps are made with these parameters, for `max_version_lag` of its table. Any
-                thread may pass it, even while the writer waits.
+            writer: Writer whose next steps are made with these parameters, for `max_version_lag` of its table, and
+                for the versions of its steps if the table names them. Any thread may pass it, even while the writer
+                waits.
         """
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.

@@ -33,6 +33,7 @@ _RANGES = {
     "capacity": (1, 1 << 24),
     "capacity_bytes": (0, (1 << 64) - 1),
     "length": (1, 16_384),
+    "max_sample_lag": (0, (1 << 32) - 1),
     "max_times_sampled": (0, (1 << 32) - 1),
     "max_version_lag": (0, (1 << 32) - 1),
     "min_size": (1, 1 << 24),
@@ -155,6 +156,7 @@ def _view(_name: str, value: Any) -> _View | None:
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "str": _text,
+    "str | None": lambda name, value: value if value is None else _text(name, value),
     "int": _integer,
     "int | Any": _integer,
     "float": _number,
@@ -399,6 +401,12 @@ class Table(_Definition):
             fewer samples than the ratio expects: writers then continue as soon as a sample waits.
         max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
             stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
+        parameters: Name of the parameters (`Replay.put_parameters`) that the steps come from. A step has the version
+            of `append(version=...)`, or that of the last `Replay.get_parameters(writer=...)`; 0 is unknown. A batch has
+            the array `versions`: the smallest version of the rows of each item.
+        max_sample_lag: Versions by which a sampled item may be behind the newest of `parameters` at the server that
+            samples it. An older one is removed and counted (`expired_items`), and another one sampled. An item with a
+            row of an unknown version is never too old. 0 sets no limit.
         view: View of writers and samples that name none.
 
     Raises:
@@ -419,6 +427,8 @@ class Table(_Definition):
     samples_per_insert: float = 0.0
     slack: float = 0.0
     max_version_lag: int = 0
+    parameters: str | None = None
+    max_sample_lag: int = 0
     view: NStep | Sequences | Window | None = None
 
     def _json(self) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class Recorder:
             q: float32 `(num_envs, actions)`: Q-values of the current observation, for initial priorities.
             priority: As in `Writer.append`.
             timeout: As in `Writer.append`.
-            **columns: More columns of the table, with a leading dimension of `num_envs`.
+            **columns: More columns of the table, with a leading dimension of `num_envs`, and `version` as in
+                `Writer.append`.
 
         Raises:
             ConfigError: The environment was not reset, also after it has raised an exception, a truncated episode needs

@@ -57,7 +57,7 @@ fn push(sequence: u64, payload: &Bytes) -> Push {
         body: PushBody {
             items: items.collect(),
             payload: Bytes::copy_from_slice(payload),
-            chunks: vec![ChunkHead { stream: 0, rows: CHUNK, first_step, bytes: payload.len() as u32 }],
+            chunks: vec![ChunkHead { stream: 0, rows: CHUNK, first_step, bytes: payload.len() as u32, version: 0 }],
         },
     }
 }

@@ -202,7 +202,7 @@ impl Steps {
 
     /// The steps as a sample of items of one row.
     fn into_sampled(self) -> Sampled {
-        let item = SampledItem { id: 0, probability: 1.0, age: 0, times_sampled: 0, before: 0, after: 0 };
+        let item = SampledItem { probability: 1.0, ..SampledItem::default() };
         Sampled {
             items: vec![item; self.count],
             rows: self.rows.into(),

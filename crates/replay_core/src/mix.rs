@@ -161,7 +161,7 @@ mod tests {
         let part = |probabilities: &[f64], least| Sampled {
             items: probabilities
                 .iter()
-                .map(|&probability| SampledItem { id: 1, probability, age: 0, times_sampled: 1, before: 0, after: 0 })
+                .map(|&probability| SampledItem { id: 1, probability, times_sampled: 1, ..SampledItem::default() })
                 .collect(),
             live_items: 10,
             min_probability: Some(least),

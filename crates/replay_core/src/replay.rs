@@ -49,6 +49,8 @@ pub struct ChunkHead {
     pub first_step: u64,
     /// Length in the push's payload.
     pub bytes: u32,
+    /// Version of the parameters that its rows come from, see [`TableConfig::parameters`]; 0 is unknown.
+    pub version: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -143,7 +145,7 @@ impl SampleRequest {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampledItem {
     /// Its id: names no other item in any table or memory, and stays valid in servers restored from a snapshot of it.
     pub id: u64,
@@ -157,6 +159,8 @@ pub struct SampledItem {
     pub before: u16,
     /// Rows after the anchor in the reply: as many as wanted, fewer at an episode's end.
     pub after: u16,
+    /// The smallest [`ChunkHead::version`] of its rows, in a table that names parameters; else 0.
+    pub version: u64,
 }
 
 /// A sampled batch, still packed: rows are copied, blobs are slices of stored chunks.
@@ -217,6 +221,8 @@ pub struct StoredSteps {
     pub rows: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// [`ChunkHead::version`].
+    pub version: u64,
     /// Rows and blobs, as they were pushed.
     pub packed: Bytes,
 }

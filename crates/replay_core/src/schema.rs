@@ -187,6 +187,12 @@ pub struct TableConfig {
     /// Most versions by which the parameters of a pushing writer may lag behind the newest ones; 0 sets no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub max_version_lag: u32,
+    /// Name of the parameters that its steps come from: chunks have the version of their writer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<String>,
+    /// Most versions by which a sampled item may lag behind the newest of `parameters`: an older one is removed. 0 sets no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub max_sample_lag: u32,
     /// View of writers and samples that name none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<ViewSpec>,
@@ -252,6 +258,8 @@ impl TableConfig {
         "ids",
         "ages",
     ];
+    /// Such names in a table that names parameters.
+    const RESERVED_WITH_PARAMETERS: [&str; 2] = ["version", "versions"];
 
     /// A table with the defaults of every other field.
     pub fn new(name: impl Into<String>, columns: Vec<Column>, capacity: u64) -> Self {
@@ -269,6 +277,8 @@ impl TableConfig {
             samples_per_insert: 0.0,
             slack: 0.0,
             max_version_lag: 0,
+            parameters: None,
+            max_sample_lag: 0,
             view: None,
         }
     }
@@ -303,7 +313,8 @@ impl TableConfig {
             check(!name.split('/').any(str::is_empty), &|| {
                 format!("column {name:?} is a part of a structure, and a part has a name between slashes")
             })?;
-            check(!Self::RESERVED_COLUMNS.contains(&column.root()), &|| {
+            let with_parameters = self.parameters.is_some() && Self::RESERVED_WITH_PARAMETERS.contains(&column.root());
+            check(!(Self::RESERVED_COLUMNS.contains(&column.root()) || with_parameters), &|| {
                 format!("column {name:?} has the name of an argument of append or of an array of a batch: rename it")
             })?;
             check(self.columns[..i].iter().all(|c| c.name != *name), &|| format!("column {name:?} appears twice"))?;
@@ -348,6 +359,11 @@ impl TableConfig {
             format!(
                 "slack {slack} is too small for samples_per_insert {ratio}: at least {least} so that one insert and one sample fit"
             )
+        })?;
+        let (parameters, lag) = (self.parameters.as_deref(), self.max_sample_lag);
+        check(parameters.is_none_or(is_name), &|| "the name of its parameters has 1 to 128 bytes".into())?;
+        check(lag == 0 || parameters.is_some(), &|| {
+            format!("max_sample_lag {lag} counts versions of parameters: name them, parameters=\"policy\"")
         })?;
         self.view.iter().try_for_each(|view| view.validate(self))
     }
@@ -450,7 +466,7 @@ impl TableConfig {
     }
 
     /// The fields after `name`, with their values in the words of Python. Of the columns those that `other` lacks.
-    fn named(&self, other: &TableConfig) -> [(&'static str, String); 13] {
+    fn named(&self, other: &TableConfig) -> [(&'static str, String); 15] {
         let float = |value: f64| format!("{value:?}");
         let view = self.view.as_ref();
         [
@@ -466,6 +482,8 @@ impl TableConfig {
             ("samples_per_insert", float(self.samples_per_insert)),
             ("slack", float(self.slack)),
             ("max_version_lag", self.max_version_lag.to_string()),
+            ("parameters", self.parameters.as_ref().map_or("None".to_owned(), |name| format!("{name:?}"))),
+            ("max_sample_lag", self.max_sample_lag.to_string()),
             ("view", view.map_or("None".to_owned(), |view| view.to_string())),
         ]
     }

@@ -71,6 +71,8 @@ pub struct Writer<E = Error> {
     name: String,
     /// The newest call says which rows are final ones: the last observation of an episode comes with the next call.
     marks_final_rows: bool,
+    /// Version of the parameters that the rows of the open chunks come from.
+    version: u64,
     /// Whether its pushes may wait for newer parameters.
     lag_limited: bool,
     warned: bool,
@@ -149,6 +151,7 @@ impl<E: From<Error>> Writer<E> {
             id,
             name,
             marks_final_rows: false,
+            version: 0,
             warned: false,
             closed: false,
         })
@@ -178,7 +181,12 @@ impl<E: From<Error>> Writer<E> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
         let checked = checker.check(rows, steps, &self.windows)?;
+        if rows.version != self.version {
+            // A chunk has one version.
+            self.seal(self.marks_final_rows);
+        }
         self.push_full(wait)?;
+        self.version = rows.version;
         self.marks_final_rows = rows.final_rows.is_some();
         for step in 0..steps.unwrap_or(1) {
             if step > 0 && self.is_full() {
@@ -320,6 +328,7 @@ impl<E: From<Error>> Writer<E> {
                 first_step: self.windows[stream].next_step - u64::from(chunk.steps),
                 // Sealed at FULL_BYTES, a chunk has at most two steps more: far below 2^32.
                 bytes: chunk.bytes() as u32,
+                version: self.version,
             });
             chunk.move_into(&mut payload);
         }

@@ -56,7 +56,7 @@ fn push(step: u64) -> Push {
     payload.extend(step.to_le_bytes());
     payload.extend(FRAME.to_le_bytes());
     payload.extend([7; FRAME as usize]);
-    let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32 };
+    let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32, version: 0 };
     let item = NewItem { anchor: step, stream: 0, before: step.min(3) as u16, after: 0, priority: None };
     Push {
         writer: 1,

@@ -331,6 +331,55 @@ fn a_writer_waits_for_newer_parameters() {
     });
 }
 
+/// Samples meet the same old items as others, while a writer evicts some and parameters are put.
+fn expire(sampler: Sampler) {
+    let memory = memory();
+    let config = TableConfig { parameters: Some("policy".into()), max_sample_lag: 1, sampler, ..config(6) };
+    let table = memory.create_table(&config).unwrap();
+    let newest = |memory: &Memory| memory.parameters().version("policy");
+    let mut actor = Actor::open_as(&table, &open_one(1));
+    for version in 1..=6 {
+        actor.push(actor.next(1).version(version));
+        actor.next_step += 1;
+    }
+    let learner = |memory: Arc<Memory>, table: Arc<Table>| move || {
+        for _ in 0..2 {
+            let least = newest(&memory).saturating_sub(1);
+            if let Attempt::Ready(sampled) = table.try_sample(&request(2), false, &mut Turn::default()).unwrap() {
+                assert!(sampled.items.iter().all(|item| item.version >= least));
+            }
+        }
+    };
+    let learners = [(); 2].map(|()| thread::spawn(learner(memory.clone(), table.clone())));
+    let publisher = thread::spawn(move || {
+        for _ in 0..5 {
+            memory.parameters().put("policy", 0, tensors()).unwrap();
+        }
+    });
+    let writer = thread::spawn(move || {
+        for _ in 0..2 {
+            // Blocked while readers hold more than the table may.
+            if let Attempt::Ready(_) = actor.try_push(actor.next(1).version(6)).unwrap() {
+                actor.next_step += 1;
+            }
+        }
+    });
+    join(learners.into_iter().chain([publisher, writer]));
+    table.check_at_rest().unwrap();
+    let left = ["items", "evicted_items", "expired_items"].map(|name| stat(&table, name));
+    assert_eq!(left.iter().sum::<u64>(), stat(&table, "inserted_items"));
+}
+
+#[test]
+fn an_item_expires_once() {
+    check(|| expire(Sampler::Prioritized));
+}
+
+#[test]
+fn an_item_of_an_order_expires_once() {
+    check(|| expire(Sampler::MinHeap));
+}
+
 /// One tensor, as a safetensors file.
 fn tensors() -> Bytes {
     let view = TensorView::new(safetensors::Dtype::U8, vec![1], &[0]).unwrap();

@@ -249,6 +249,7 @@ named!(
     threshold U16,
     updates U64,
     values U32,
+    version U64,
     worker U16,
     workers U16,
     world U32,

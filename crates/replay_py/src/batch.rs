@@ -99,6 +99,7 @@ attributes! { PyBatch as "Batch", |batch, py|
     probabilities: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probabilities");
     ids: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ids");
     ages: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ages");
+    versions: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "versions");
 }
 
 #[pymethods]

@@ -249,7 +249,10 @@ impl SampleSource {
         // A mix has at most 256 tables.
         let tables = |item| table_of(item) as u8;
         let tables = self.mixed.then_some(&tables as &dyn Fn(usize) -> u8);
-        let batch = self.shares[0].decoder.decoder.decode_mix(&sampled, beta, tables)?;
+        // The tables of a mix have the same columns. Those that name no parameters have versions of 0.
+        let versioned = self.shares.iter().find(|share| share.decoder.config.parameters.is_some());
+        let decoder = &versioned.unwrap_or(&self.shares[0]).decoder.decoder;
+        let batch = decoder.decode_mix(&sampled, beta, tables)?;
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
             let table = &self.shares[table_of(rejected.item)].table;

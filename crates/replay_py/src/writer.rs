@@ -1,6 +1,6 @@
 //! `Writer`: one `append` per step, one row per stream; and its state, which samples that wait for steps share.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use replay_wire::ErrorCode;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::error;
 use crate::interpreter::{self, Call};
 use crate::open_writers::OpenWriters;
 use crate::structure::Structure;
 use crate::wait::{self, Closing, Exclusive, ProcessLocal};
+use crate::{arguments, error};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -42,6 +42,8 @@ pub struct PyWriter {
     name: String,
     num_envs: usize,
     structure: Structure,
+    /// Version of the table's parameters in the last `get_parameters` with this writer. Relaxed: it publishes nothing else.
+    version: AtomicU64,
     /// Argument name of the final observation: `final_` and the view's observation.
     final_observation: Option<String>,
 }
@@ -76,12 +78,20 @@ impl PyWriter {
                 Ok(())
             })?,
             structure: Structure::of(config.columns.iter().map(|column| column.name.as_str())),
+            version: AtomicU64::new(0),
             config,
             id,
             name,
             num_envs: num_envs as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
         })
+    }
+
+    /// Notes the version of parameters that the next steps are made with.
+    pub fn has_parameters(&self, name: &str, version: u64) {
+        if version > 0 && self.config.parameters.as_deref() == Some(name) {
+            self.version.store(version, Ordering::Relaxed);
+        }
     }
 
     /// Shape of an argument of `append`, or of a block of steps; `row` is the shape of one row.
@@ -209,6 +219,15 @@ impl PyWriter {
                 self.columns(steps, &name, &name, &value, &mut inputs)?;
             }
         }
+        let version = match rows.version {
+            None => self.version.load(Ordering::Relaxed),
+            // A table that names no parameters may have such a column.
+            Some(value) if self.structure.get("version").is_some() => {
+                self.columns(steps, "version", "version", value, &mut inputs)?;
+                0
+            }
+            Some(version) => arguments::version(version)?,
+        };
         if final_q.is_some() && last.is_empty() {
             return Err(error::schema(
                 py,
@@ -231,6 +250,7 @@ impl PyWriter {
             final_observations: same_step,
             q: q.as_ref().map(values),
             priority: priority.as_deref(),
+            version,
         };
         self.writer.call(py, timeout, |writer, wait| {
             writer.call(wait, |writer| match steps {
@@ -270,6 +290,7 @@ struct Rows<'a, 'py> {
     q: Option<&'a Bound<'py, PyAny>>,
     priority: Option<&'a Bound<'py, PyAny>>,
     final_q: Option<&'a Bound<'py, PyAny>>,
+    version: Option<&'a Bound<'py, PyAny>>,
     columns: Option<&'a Bound<'py, PyDict>>,
 }
 
@@ -309,7 +330,8 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
 impl PyWriter {
     #[doc = stub_doc!("Writer.append")]
     #[pyo3(signature = (
-        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, version = None,
+        timeout = 60.0, **columns
     ))]
     fn append(
         &self,
@@ -321,17 +343,19 @@ impl PyWriter {
         q: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
         final_q: Option<&Bound<'_, PyAny>>,
+        version: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, version, columns };
         self.append_rows(py, &rows, None, timeout)
     }
 
     #[doc = stub_doc!("Writer.extend")]
     #[pyo3(signature = (
-        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, version = None,
+        timeout = 60.0, **columns
     ))]
     fn extend(
         &self,
@@ -343,11 +367,12 @@ impl PyWriter {
         q: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
         final_q: Option<&Bound<'_, PyAny>>,
+        version: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, version, columns };
         // Only the steps: `flags` checks the rest.
         let block = array::read(terminated, None, |reason| {
             error::schema(py, &self.config.name, format!("\"terminated\": {reason}"))

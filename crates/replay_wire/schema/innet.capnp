@@ -207,6 +207,8 @@ struct Challenge {
 #   live_max_priority    items without a priority take the largest of the live items, not the largest ever
 #   max_times_sampled, samples_per_insert, max_version_lag
 #                        0 sets no limit. The last: versions by which the parameters of a writer may be behind while it pushes
+#   parameters           name of the parameters whose versions chunks have; left out without
+#   max_sample_lag       versions by which a sampled item may be behind the newest of these; left out without a limit
 #   view                 of writers and samples that name none
 #
 # All but name, columns and capacity may be left out, and of a column all but name and dtype.
@@ -260,6 +262,8 @@ struct Chunk {
   firstStep @2 :UInt64;
   # the stream's number of the first row; a gap ends every open window of the stream
   bytes @3 :UInt32;
+  version @4 :UInt64;
+  # of the parameters that the rows come from (`parameters` in TableDefinition); 0 is unknown
 }
 
 struct Item {
@@ -318,6 +322,8 @@ struct Sampled {
   # 0 unless asked for
   state @9 :ShareState;
   # for a share of a batch
+  versions @10 :List(UInt64);
+  # the smallest version of each item's chunks, 0 is unknown; empty where all are
 }
 
 struct ShareState {

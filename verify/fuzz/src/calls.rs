@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::allocations;
 pub use call::{Call, Capacity, Chance, ChunkCall, ItemCall, PushCall, Table, Writer};
-use ledger::{Step, TABLES, TableLedger, pack, table_config};
+use ledger::{Step, TABLES, TableLedger, pack, table_config, version_of};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
     BatchShare, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
@@ -289,6 +289,7 @@ impl World {
                     10 => bytes.saturating_sub(1),
                     _ => bytes,
                 },
+                version: version_of(first_step),
             });
             payload.extend(packed);
             *step = first_step.wrapping_add(rows.into());
@@ -347,8 +348,9 @@ impl World {
         let Some(ReplyBody::Sampled(sampled)) = self.ask_about(table, &body, 0) else {
             return;
         };
+        let newest = self.memory.parameters().version("policy");
         let ledger = self.ledger(table).expect("the table exists");
-        ledger.check_sample(&request, &sampled);
+        ledger.check_sample(&request, &sampled, newest);
         self.sampled += sampled.items.len();
         if delivered || self.held.len() == HELD {
             finish(sampled, delivered);

@@ -32,7 +32,7 @@ fn frame(writer: u64, number: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (31 * writer + 7 * number) as u8 ^ i as u8)
 }
 
-/// Steps `first..first + rows` of a writer with one stream. Each step whose window is complete becomes an item.
+/// Steps `first..first + rows` of a writer with one stream, of an unknown version. Each step whose window is complete becomes an item.
 pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
     let numbers = first..first + u64::from(rows);
     let mut packed = Vec::new();
@@ -44,7 +44,7 @@ pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
     }
     packed.extend(numbers.clone().flat_map(|number| frame(writer, number)));
     PushBody {
-        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32 }],
+        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32, version: 0 }],
         items: numbers
             .filter(|&number| number >= u64::from(window))
             .map(|anchor| NewItem { anchor, stream: 0, before: window, after: 0, priority: None })
@@ -74,6 +74,8 @@ fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
 struct Writer {
     /// Steps that it has sent, or is sending.
     sent: u64,
+    /// Version of the parameters of its steps, from this step on.
+    versions: BTreeMap<u64, u64>,
     /// Steps that have to be there.
     acknowledged: u64,
     /// The error that ended it said that so many steps are there, at this number of starts of servers.
@@ -112,6 +114,12 @@ impl Ledger {
         let number = state.writers.len() as u64 + 1;
         state.writers.insert(number, Writer::default());
         number
+    }
+
+    /// Steps of a writer from `first` on are made with this version of the parameters.
+    pub fn makes(&self, writer: u64, first: u64, version: u64) {
+        let mut state = self.0.borrow_mut();
+        state.writers.get_mut(&writer).expect("a known writer").versions.insert(first, version);
     }
 
     /// A writer sends its steps up to `end`.
@@ -246,8 +254,9 @@ impl Ledger {
     /// smaller: a client learns a server's sum with the items that it samples there, which are few of a server with few items.
     ///
     /// # Panics
-    /// When they differ.
-    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<u64>) {
+    /// When they differ, or an item's version is older than `least`; `None` for a table that names no parameters.
+    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<u64>, least: Option<u64>) {
+        let (versioned, least) = (least.is_some(), least.unwrap_or(0));
         let mut state = self.0.borrow_mut();
         state.samples += 1;
         assert!(sampled.items.len() <= request.count as usize);
@@ -258,8 +267,13 @@ impl Ledger {
             let (window, others) = rest.split_at(before + 1 + usize::from(item.after));
             rest = others;
             let (writer, number) = window[before];
-            let sent = state.writers.get(&writer).map_or(0, |writer| writer.sent);
+            let known = state.writers.get(&writer).expect("a known writer");
+            let sent = known.sent;
             assert!(number < sent, "step {number} of {sent} of writer {writer}");
+            let version = |step: &Step| known.versions.range(..=step.1).next_back().map_or(0, |(_, version)| *version);
+            let oldest = window.iter().map(version).min().unwrap_or(0);
+            assert_eq!(item.version, if versioned { oldest } else { 0 }, "the oldest version of its rows");
+            assert!(oldest == 0 || !versioned || oldest >= least, "version {oldest} is older than {least}");
             for (at, &step) in window.iter().enumerate() {
                 assert_eq!(step, (writer, number + at as u64 - before as u64), "its window");
             }

@@ -15,7 +15,7 @@ use replay_client::Client;
 use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
-use replay_core::schema::TableConfig;
+use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
 use replay_link::error::Error;
 use replay_wire::{ErrorCode, RequestBody};
@@ -58,6 +58,9 @@ impl Trial {
         let table = &self.users.table;
         if table.samples_per_insert > 0.0 || table.max_times_sampled > 0 {
             trials.extend([Trial::drain as fn(&mut Trial); 2]);
+        }
+        if table.parameters.is_some() {
+            trials.extend([Trial::expire as fn(&mut Trial); 2]);
         }
         trials[self.random.random_range(0..trials.len())](self);
     }
@@ -155,6 +158,13 @@ impl Trial {
             }
         };
         check(&sample());
+        self.restart(server);
+        check(&sample());
+        client.drop_table(OWN, &within(20)).expect("it is there");
+    }
+
+    /// A server is killed, and started again from its next snapshot.
+    fn restart(&self, server: usize) {
         let machine = &self.users.machines[server];
         let saves = machine.saves();
         // One may be under way.
@@ -164,7 +174,56 @@ impl Trial {
         machine.kill();
         sleep(Duration::from_secs(3));
         assert!(machine.start(self.save_every), "its disk is in order");
-        check(&sample());
+    }
+
+    /// Items of old versions leave at their draw, and no others. Versions are those of the steps, also after a restart of their server.
+    fn expire(&mut self) {
+        let samplers = [Sampler::Prioritized, Sampler::Uniform, Sampler::RankBased, Sampler::MinHeap];
+        let table = TableConfig {
+            name: OWN.into(),
+            parameters: Some(OWN.into()),
+            max_sample_lag: self.random.random_range(1..4),
+            sampler: samplers[self.random.random_range(0..samplers.len())],
+            ..TableConfig { capacity: 1_000, ..table() }
+        };
+        let server = self.server();
+        let client = self.client(server);
+        client.create_table(&table, &within(20)).expect("it has room");
+        let (writer, wait) = (self.users.ledger.writer(), within(1_000));
+        let mut channel = open(&client, OWN, writer, 0, None);
+        let mut versions: Vec<u64> = Vec::new();
+        let put = |random: &mut StdRng| client.put_parameters(OWN, parameters(random.random()), &wait).expect("it fits");
+        let mut newest = put(&mut self.random);
+        for round in 0..30 {
+            if round == 15 {
+                channel.close(&wait).expect("no limit");
+                self.restart(server);
+            }
+            if self.random.random_bool(0.5) {
+                newest = put(&mut self.random);
+            }
+            if round < 15 {
+                let (first, rows) = (versions.len() as u64, self.random.random_range(1..8));
+                let version = self.random.random_range(0..=newest);
+                versions.extend((0..rows).map(|_| version));
+                self.users.ledger.makes(writer, first, version);
+                self.users.ledger.sends(writer, versions.len() as u64);
+                let mut body = push_body(writer, first, rows, 0);
+                body.chunks[0].version = version;
+                channel.push(body, &wait).and_then(|()| channel.flush(&wait)).expect("it has room");
+            }
+            let (oldest, request) = (newest.saturating_sub(table.max_sample_lag.into()), request(20));
+            match client.sample(OWN, &request, &within(2)) {
+                Ok(sampled) => self.users.ledger.check_sample(&request, &sampled, None, Some(oldest)),
+                // All have expired.
+                Err(error) => assert_eq!(error.code(), ErrorCode::Deadline, "{error}"),
+            }
+            let stats = self.memory(server).table(OWN).expect("it was made").stats();
+            let [items, expired] = ["items", "expired_items"].map(|name| stats[name].as_u64().expect("a counter"));
+            assert_eq!(items + expired, versions.len() as u64, "{stats:#}");
+            let young = versions.iter().filter(|&&version| version == 0 || version >= oldest).count() as u64;
+            assert!(items >= young, "{young} items are young enough: {stats:#}");
+        }
         client.drop_table(OWN, &within(20)).expect("it is there");
     }
 

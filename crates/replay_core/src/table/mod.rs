@@ -7,7 +7,7 @@
 //! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
-//! | `sample` | sampling, without a lock except in samplers with an order |
+//! | `sample`, `versions` | sampling, without a lock except in samplers with an order; items that are too old for it |
 //! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
 //! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
 //! | `waiting` | queues of waiting calls; the state of one call |
@@ -32,6 +32,7 @@ pub(crate) mod save;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
+mod versions;
 mod waiting;
 pub(crate) mod writers;
 

@@ -99,7 +99,14 @@ impl Table {
             let freed_bytes = if index == last { bytes } else { 0 };
             let (identity, stream) = (writer.identity.clone(), &writer.streams[head.stream as usize]);
             PreparedChunk {
-                stored: Some(StoredChunk::new(packed, identity, head.stream, head.first_step, freed_bytes)),
+                stored: Some(StoredChunk::new(
+                    packed,
+                    identity,
+                    head.stream,
+                    head.first_step,
+                    head.version,
+                    freed_bytes,
+                )),
                 handle: None,
                 stream: head.stream,
                 span: stream.arriving(head.first_step, head.rows),
@@ -254,7 +261,7 @@ mod tests {
     /// Pushes the next chunk, of `rows` rows as the ones before it.
     fn push(table: &Table, rows: u64, sequence: u64, items: Vec<NewItem>) {
         let head =
-            ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32 };
+            ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32, version: 0 };
         let push = Push {
             writer: 1,
             epoch: 1,

@@ -66,14 +66,15 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Name, version and newest version of a writer's parameters; a writer without any counts as version 0 of those with the highest
-    /// version. `None` if the lag is neither limited nor known.
+    /// Name, version and newest version of a writer's parameters; a writer without any counts as version 0 of those that the table
+    /// names, or else of those with the highest version. `None` if the lag is neither limited nor known.
     fn parameters_of(&self, writer: &TableWriter) -> Option<(String, u64, u64)> {
         match &writer.parameters {
             Some((name, version)) => Some((name.clone(), *version, self.parameters.version(name))),
             None if self.config.max_version_lag == 0 => None,
             None => {
-                let (name, newest) = self.parameters.highest_version().unwrap_or_default();
+                let own = self.config.parameters.as_ref().map(|name| (name.clone(), self.parameters.version(name)));
+                let (name, newest) = own.or_else(|| self.parameters.highest_version()).unwrap_or_default();
                 Some((name, 0, newest))
             }
         }

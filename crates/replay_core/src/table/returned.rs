@@ -75,8 +75,8 @@ pub struct Undelivered {
     /// Samples set aside that no claim has used.
     pub reserved: u32,
     pub claims: Vec<Claim>,
-    /// Whether the batch was sampled. A failed attempt must not wake waiting calls: it would wake its own caller forever.
-    sampled: bool,
+    /// Whether its end wakes waiting calls: once it was sampled, or items have expired. Another failed attempt would wake its own caller forever.
+    pub wakes: bool,
 }
 
 impl Undelivered {
@@ -84,12 +84,12 @@ impl Undelivered {
     pub fn new(table: &Arc<Table>, admitted: Admitted, count: u32) -> Self {
         table.items.begin_batch();
         let claims = Vec::with_capacity(count as usize);
-        Undelivered { table: table.clone(), admitted, reserved: 0, claims, sampled: false }
+        Undelivered { table: table.clone(), admitted, reserved: 0, claims, wakes: false }
     }
 
     /// Ends the sampling, and gives back unused samples; of a part, the rate limiter keeps all that were admitted. Returns the credit of the rest.
     pub fn sampled(mut self, is_part: bool) -> Option<Box<dyn SampleCredit>> {
-        self.sampled = true;
+        self.wakes = true;
         let table = self.table.clone();
         if !is_part {
             let unused = self.admitted.items - self.claims.len() as u32;
@@ -129,7 +129,7 @@ impl Drop for Undelivered {
         }
         table.items.return_samples(self.reserved);
         table.items.end_batch();
-        if self.sampled {
+        if self.wakes {
             table.held.wake();
         }
     }

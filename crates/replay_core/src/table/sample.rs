@@ -26,10 +26,14 @@ use super::items::{ItemRows, Metadata};
 use super::returned::Undelivered;
 use super::samplers::{EQUAL_MASS, FirstOfRanking, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
+use super::versions::Versions;
 use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
 const ROUNDS: usize = 32;
+
+/// Expired items that one attempt at a random sample removes: then others have their turn.
+const MOST_EXPIRED: u64 = 1 << 14;
 
 /// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.
 const SIDE_BY_SIDE: usize = 64;
@@ -75,6 +79,9 @@ struct Sampling<'a> {
     copied: usize,
     /// Steps the table had taken when the sample began.
     now: u64,
+    versions: Option<Versions>,
+    /// Items removed as too old.
+    expired: u64,
 }
 
 /// What a random sample found in its table.
@@ -104,6 +111,9 @@ impl Table {
     /// each (Schaul et al., 2016, appendix B.2.1); they come in random order, so every part of a batch is as good a sample as the
     /// whole. The other samplers take the first item of their order with probability 1, as often as `max_times_sampled` allows, then
     /// the next one.
+    ///
+    /// An item that is more than `max_sample_lag` versions behind the newest of its table's parameters when the sample begins is removed,
+    /// and another one sampled in its place.
     ///
     /// A share of a batch ([`SampleRequest::share`]) never waits.
     ///
@@ -186,12 +196,16 @@ impl Table {
 
     fn blocked_sample<T>(&self, reason: &str) -> Attempt<T> {
         let (table, mut hint) = (&self.config.name, String::new());
-        let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
+        let [steps, expired] = [&self.counters.inserted_steps, &self.counters.expired_items]
+            .map(|counter| counter.load(Ordering::Relaxed));
         if steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0 {
             hint = format!(
                 "; {steps} steps have arrived and made no item: is each the first of an episode (first=True, see \
                  Writer.dropped_windows), or no episode longer than the burn_in of its view?"
             );
+        } else if expired > 0 {
+            let lag = self.config.max_sample_lag;
+            hint = format!("; {expired} items have expired so far, more than max_sample_lag {lag} versions old");
         }
         Attempt::Blocked(WaitReason::for_writers(table, format!("table {table:?} {reason}{hint}")))
     }
@@ -303,6 +317,8 @@ impl<'a> Sampling<'a> {
             blob_bytes: 0,
             copied: 0,
             now: table.counters.inserted_steps.load(Ordering::Relaxed),
+            versions: Versions::now(&table.config, &table.parameters),
+            expired: 0,
         }
     }
 
@@ -323,8 +339,8 @@ impl<'a> Sampling<'a> {
         Ok(Drawn { live_items, min_probability: least.map(sampled), total })
     }
 
-    /// Samples at random until the batch is full, and returns the total of the sampler at the first sample. The batch
-    /// stays short when the table loses its mass, or its items go faster than it samples.
+    /// Samples at random until the batch is full, and returns the total of the sampler at the first sample, without items that expired
+    /// meanwhile. The batch stays short when the table loses its mass, or its items go faster than it samples.
     fn take_at_random(&mut self) -> Result<Total> {
         let table = self.table;
         let mut strata = table.draws.next();
@@ -332,12 +348,19 @@ impl<'a> Sampling<'a> {
         let mut targets = Vec::with_capacity(self.batch.reserved as usize);
         let mut candidates = Vec::with_capacity(SIDE_BY_SIDE.min(self.batch.reserved as usize));
         let mut first_total = Total::default();
-        for _ in 0..ROUNDS {
+        let (mut rounds, mut expired) = (0, 0);
+        while rounds < ROUNDS && self.expired < MOST_EXPIRED {
             strata.fill(self.batch.reserved, &mut targets);
             let total = table.sampler.choose(&table.items, &targets, &mut sampled);
-            if first_total.units == 0 {
+            if first_total.units == 0 || self.expired > expired {
+                // The batch is one of the items that are left.
+                let ratio = first_total.units as f64 / total.units.max(1) as f64;
+                self.items.iter_mut().for_each(|item| item.probability = (item.probability * ratio).min(1.0));
                 first_total = total;
             }
+            // A round with expired items is no failure: there are fewer of them.
+            rounds += usize::from(self.expired == expired);
+            expired = self.expired;
             strata.shuffle(&mut sampled);
             for leaves in sampled.chunks(SIDE_BY_SIDE) {
                 self.take_side_by_side(leaves, total.units, &mut candidates)?;
@@ -387,7 +410,7 @@ impl<'a> Sampling<'a> {
         }
         for candidate in candidates.drain(..) {
             let id = candidate.id;
-            if self.take(candidate)? == Taken::Last {
+            if let Taken::Last | Taken::Expired = self.take(candidate)? {
                 self.table.sampler.remove(id);
             }
         }
@@ -417,15 +440,21 @@ impl<'a> Sampling<'a> {
         let mut after = metadata.rows.after.min(self.request.after);
         // Metadata and pins are this item's only if `confirm` succeeds.
         let oldest = candidate.oldest;
-        let claim = oldest
+        let version = oldest
             .map(|oldest| self.pin(oldest, &metadata.rows, before, after))
             .transpose()?
             .flatten()
             .filter(|()| items.confirm(id))
             .map(|()| self.check_view(&self.pieces[0].chunk))
             .transpose()?
-            .and_then(|()| items.claim(id, &metadata, candidate.units));
-        let Some(claim) = claim else {
+            .map(|()| self.version());
+        if let Some(version) = version
+            && self.versions.is_some_and(|versions| versions.has_expired(version))
+        {
+            return Ok(self.expire(id));
+        }
+        let claim = version.and_then(|version| Some((version, items.claim(id, &metadata, candidate.units)?)));
+        let Some((version, claim)) = claim else {
             self.pieces.clear();
             return Ok(Taken::Refused);
         };
@@ -442,6 +471,7 @@ impl<'a> Sampling<'a> {
             times_sampled: claim.times_sampled,
             before: before.saturating_sub(base::planted!(ShortWindow).into()),
             after,
+            version,
         });
         self.batch.claims.push(claim);
         self.batch.reserved -= 1;
@@ -450,6 +480,23 @@ impl<'a> Sampling<'a> {
             true => Taken::Last,
             false => Taken::Again,
         })
+    }
+
+    /// The oldest version of the pinned rows, in a table that names parameters.
+    fn version(&self) -> u64 {
+        let oldest = |_| self.pieces.iter().map(|piece| piece.chunk.version).min();
+        self.versions.and_then(oldest).unwrap_or(0)
+    }
+
+    /// Removes an item that is too old. The caller takes it out of its sampler.
+    fn expire(&mut self, id: ItemId) -> Taken {
+        self.pieces.clear();
+        let ended = self.table.items.kill(id);
+        self.table.counters.expired_items.fetch_add(ended.into(), Ordering::Relaxed);
+        self.expired += 1;
+        // Pushes may wait until fewer items are live.
+        self.batch.wakes = true;
+        Taken::Expired
     }
 
     /// Pins the rows from `before` to `after` the anchor of `item`, which begins in `oldest`; `None` when a chunk is gone.
@@ -556,6 +603,9 @@ impl<'a> Sampling<'a> {
         let counters = &self.table.counters;
         counters.sampled_items.fetch_add(self.items.len() as u64, Ordering::Relaxed);
         counters.sample_age.record_batch(self.items.iter().map(|item| u64::from(item.age)));
+        if let Some(versions) = self.versions {
+            counters.sample_lag.record_batch(self.items.iter().filter_map(|item| versions.lag(item.version)));
+        }
         Sampled {
             items: self.items,
             live_items,

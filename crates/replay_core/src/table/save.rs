@@ -112,7 +112,8 @@ impl Table {
                     }
                 };
                 let (stream, rows) = (chunk.stream, chunk.packed.rows());
-                let head = ChunkRecord { writer, stream, rows, first_step: chunk.first_step };
+                let version = if base::planted!(LostVersions) { 0 } else { chunk.version };
+                let head = ChunkRecord { writer, stream, rows, first_step: chunk.first_step, version };
                 out.record(RecordKind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
                 saved.chunks.insert(handle, saved.arrivals.len() as u32);
                 saved.arrivals.push(arrival);
@@ -183,12 +184,18 @@ impl Table {
             max_priority: self.max_priority.ever(),
             samples: self.draws.next.load(Ordering::Relaxed),
             counters: self.counters.saved(),
+            sample_lag: self.counters.sample_lag.saved(),
             served: None,
         }
     }
 }
 
 impl SavePoint {
+    /// Name of the parameters whose versions its chunks have.
+    pub(crate) fn parameters(&self) -> Option<&str> {
+        self.table.config.parameters.as_deref()
+    }
+
     /// State of the save point, with later evictions, which the snapshot leaves out, and the current largest priority, which no item of the
     /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
@@ -197,6 +204,7 @@ impl SavePoint {
         // Chunks that arrived since may have been evicted, too.
         counters.evicted_steps = now.counters.evicted_steps.min(counters.inserted_steps);
         counters.evicted_items = now.counters.evicted_items.min(counters.inserted_items);
+        counters.expired_items = now.counters.expired_items.min(counters.inserted_items);
         let (evicted_chunks, max_priority) = (evicted_chunks as u64, now.max_priority);
         TableState { evicted_chunks, max_priority, counters, ..self.state.clone() }
     }
@@ -260,6 +268,7 @@ impl Table {
                     stream: chunk.stream,
                     rows: chunk.packed.rows(),
                     first_step: chunk.first_step,
+                    version: chunk.version,
                     packed: packed.clone(),
                 });
             }

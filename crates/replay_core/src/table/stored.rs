@@ -39,6 +39,8 @@ pub struct StoredChunk {
     pub stream: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// [`ChunkHead::version`](crate::replay::ChunkHead::version).
+    pub version: u64,
     /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
     /// Items whose first row is in it; some may have died already. Only under the insert lock.
@@ -53,12 +55,13 @@ impl StoredChunk {
         writer: Arc<WriterIdentity>,
         stream: u32,
         first_step: u64,
+        version: u64,
         freed_bytes: u64,
     ) -> Box<Self> {
         // With room for later pushes' items that begin in this chunk: the list does not grow under the lock.
         let items = packed.rows() as usize + EXTRA_ITEMS.min(writer.window_before.into());
         let (items, next) = (Mutex::new(Vec::with_capacity(items)), AtomicU64::new(NO_CHUNK));
-        Box::new(StoredChunk { packed, writer, stream, first_step, freed_bytes, items, next })
+        Box::new(StoredChunk { packed, writer, stream, first_step, version, freed_bytes, items, next })
     }
 
     /// Links the chunk that continues this one. Under the insert lock, before any item that spans both goes live.

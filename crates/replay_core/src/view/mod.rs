@@ -36,6 +36,8 @@ impl Default for DecodeOptions {
     }
 }
 
+/// Name of the array with each item's version, in a batch of a table that names parameters.
+const VERSIONS: &str = "versions";
 /// Name of the array with each item's table, in a batch of a mix.
 pub const TABLES: &str = "tables";
 
@@ -44,6 +46,8 @@ pub struct Decoder {
     layout: RowLayout,
     view: Box<dyn ArraysOfView>,
     normalization: Normalization,
+    /// Whether batches have the array [`VERSIONS`].
+    has_versions: bool,
     fillers: Fillers,
     pool: Arc<BufferPool>,
 }
@@ -75,6 +79,7 @@ impl Decoder {
             layout: RowLayout::of(config),
             view,
             normalization: options.normalization,
+            has_versions: config.parameters.is_some(),
             fillers: Fillers::new(options.threads)?,
             pool: Arc::default(),
         })
@@ -125,8 +130,10 @@ impl Decoder {
             ("ids", Dtype::Uint64),
             ("ages", Dtype::Uint32),
         ];
+        let of_versions = self.has_versions.then_some((VERSIONS, Dtype::Uint64));
         let of_mix = table_of.map(|_| (TABLES, Dtype::Uint8));
-        specs.extend(of_items.into_iter().chain(of_mix).map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
+        let of_items = of_items.into_iter().chain(of_versions).chain(of_mix);
+        specs.extend(of_items.map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
         let mut buffer = self.pool.take(&mut specs, windows.len())?;
         let view = (&*self.view, short);
         let failed = self.fillers.fill_arrays(&self.layout, windows, &specs[..of_view], &mut buffer, view);
@@ -150,11 +157,15 @@ impl Decoder {
         let kept = items.iter().map(|&item| &sampled.items[item]);
         let probabilities = kept.clone().map(|item| item.probability);
         let weights = importance_weights(probabilities.clone(), sampled.min_probability, beta, self.normalization)?;
-        if let [of_weights, of_probabilities, ids, ages, tables @ ..] = &mut parts[of_view..] {
+        if let [of_weights, of_probabilities, ids, ages, others @ ..] = &mut parts[of_view..] {
+            let (versions, tables) = others.split_at_mut(usize::from(self.has_versions));
             put(of_weights, weights.into_iter().map(f32::to_ne_bytes));
             put(of_probabilities, probabilities.map(f64::to_ne_bytes));
             put(ids, kept.clone().map(|item| item.id.to_ne_bytes()));
-            put(ages, kept.map(|item| item.age.to_ne_bytes()));
+            put(ages, kept.clone().map(|item| item.age.to_ne_bytes()));
+            for versions in versions {
+                put(versions, kept.clone().map(|item| item.version.to_ne_bytes()));
+            }
             for (tables, table_of) in tables.iter_mut().zip(table_of) {
                 put(tables, items.iter().map(|&item| [table_of(item)]));
             }

@@ -62,6 +62,9 @@ pub struct StepBatch<'a> {
     /// `[streams]`: priorities of the items anchored at this step, before the exponent, within a float32's range; they
     /// override priorities from Q-values. Without either an item takes the table's largest priority.
     pub priority: Option<&'a [f64]>,
+    /// Version of the parameters that made the steps, in a table that names parameters; 0 is unknown. Another one than that of the steps
+    /// before begins new chunks.
+    pub version: u64,
 }
 
 impl<'a> StepBatch<'a> {
@@ -120,6 +123,13 @@ impl StepChecker {
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         let rows = Rows { steps, streams: self.streams };
+        if step.version > 0 && self.config.parameters.is_none() {
+            let reason = format!(
+                "the steps have the version {} of parameters, and the table names none: make it with parameters=\"policy\"",
+                step.version
+            );
+            return Err(self.refuse(reason));
+        }
         for (name, _) in step.columns {
             if self.config.column_index(name).is_none() {
                 let names = self.config.column_names();

@@ -16,6 +16,7 @@ mod max_priority;
 mod parameters;
 mod pushes;
 mod rank_based;
+mod sample_lag;
 mod samplers;
 mod sampling;
 mod server_snapshots;

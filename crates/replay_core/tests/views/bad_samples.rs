@@ -242,9 +242,7 @@ proptest! {
     ) {
         let items: Vec<_> = windows
             .iter()
-            .map(|&(before, after)| SampledItem {
-                id: 0, probability: 0.0, age: 0, times_sampled: 0, before, after,
-            })
+            .map(|&(before, after)| SampledItem { before, after, ..SampledItem::default() })
             .collect();
         let mut rows = rows;
         if fitting {

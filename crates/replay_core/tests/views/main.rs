@@ -94,6 +94,7 @@ pub fn append_changed(
         }),
         q: Some(Values::new(Dtype::Float32, &q_shape, &q)),
         priority: None,
+        version: 0,
     };
     change(&mut step);
     writer.append(&step, &Wait::forever())

@@ -148,6 +148,7 @@ impl Stored {
                 times_sampled: 1,
                 before,
                 after,
+                version: 0,
             });
         }
         segments.push(Bytes::from(segment));

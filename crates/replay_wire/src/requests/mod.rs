@@ -160,18 +160,23 @@ impl RequestBody {
         Self::NAMES[self.kind()]
     }
 
-    /// The name of a table, a writer or parameters in the request.
-    pub fn named(&mut self) -> Option<&mut String> {
+    /// The names of a table, a writer or parameters in the request.
+    pub fn named(&mut self) -> impl Iterator<Item = &mut String> {
         use RequestBody::*;
-        match self {
-            CreateTable(table) => Some(&mut table.name),
+        let mut parameters = None;
+        let name = match self {
+            CreateTable(table) => {
+                parameters = table.parameters.as_mut();
+                Some(&mut table.name)
+            }
             OpenWriter(writer) => Some(&mut writer.open.name),
             PutParameters(put) => Some(&mut put.name),
             GetParameters(get) => Some(&mut get.name),
             DescribeTable(name) | EmptyTable(name) | DropTable(name) | DropParameters(name) => Some(name),
             Hello(_) | Authenticate(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_)
             | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => None,
-        }
+        };
+        name.into_iter().chain(parameters)
     }
 
     /// Reads the message.

@@ -62,7 +62,9 @@ fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
     let (ids, probabilities, ages) = (from.get_ids()?, from.get_probabilities()?, from.get_ages()?);
     let (times_sampled, before, after) = (from.get_times_sampled()?, from.get_before()?, from.get_after()?);
     let lengths = [ids.len(), probabilities.len(), ages.len(), times_sampled.len(), before.len(), after.len()];
-    if lengths.iter().any(|&length| length != ids.len()) {
+    let versions = from.get_versions()?;
+    let named = versions.len() == ids.len();
+    if lengths.iter().any(|&length| length != ids.len()) || !(named || versions.is_empty()) {
         return Err(Error::Protocol(format!("a batch has lists of different lengths: {lengths:?}")));
     }
     let item = |i| SampledItem {
@@ -72,6 +74,7 @@ fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
         times_sampled: times_sampled.get(i),
         before: before.get(i),
         after: after.get(i),
+        version: if named { versions.get(i) } else { 0 },
     };
     Ok((0..ids.len()).map(item).collect())
 }
@@ -85,6 +88,9 @@ pub fn write_sampled(sampled: &Sampled, mut out: wire::sampled::Builder<'_>) {
     out.set_times_sampled(&each(items, |item| item.times_sampled)[..]).expect(COPIED);
     out.set_before(&each(items, |item| item.before)[..]).expect(COPIED);
     out.set_after(&each(items, |item| item.after)[..]).expect(COPIED);
+    if items.iter().any(|item| item.version > 0) {
+        out.set_versions(&each(items, |item| item.version)[..]).expect(COPIED);
+    }
     out.set_items(sampled.live_items);
     out.set_min_probability(sampled.min_probability.unwrap_or(0.0));
     if let Some(state) = &sampled.state {
@@ -200,6 +206,7 @@ pub fn read_steps_read(from: wire::steps_read::Reader<'_>, rest: &Rest) -> Resul
         stream: head.stream,
         rows: head.rows,
         first_step: head.first_step,
+        version: head.version,
         packed: payload.split_to(head.bytes as usize),
     });
     let chunks = chunks.collect();
@@ -212,8 +219,8 @@ pub fn write_steps_read(read: &StepsRead, mut out: wire::steps_read::Builder<'_>
     write_list(out.reborrow().init_chunks(chunks.len() as u32), chunks, |chunk, out| {
         // A chunk came in a frame, whose payload has at most so many bytes.
         let bytes = chunk.packed.len() as u32;
-        let &StoredSteps { stream, rows, first_step, .. } = chunk;
-        write_chunk(&ChunkHead { stream, rows, first_step, bytes }, out);
+        let &StoredSteps { stream, rows, first_step, version, .. } = chunk;
+        write_chunk(&ChunkHead { stream, rows, first_step, bytes, version }, out);
     });
     let writers: Vec<_> = chunks.iter().map(|chunk| chunk.writer).collect();
     out.set_writers(&writers[..]).expect(COPIED);

@@ -117,7 +117,7 @@ fn code(number: u16) -> ErrorCode {
 
 /// Frame of a push of one chunk, whose list is then of `chunks` structs of no bytes; `padding` bytes follow.
 fn empty_chunks(chunks: u64, padding: usize) -> Frame {
-    let chunk = ChunkHead { stream: 1, rows: 2, first_step: 3, bytes: 4 };
+    let chunk = ChunkHead { stream: 1, rows: 2, first_step: 3, bytes: 4, version: 5 };
     let body = PushBody { chunks: vec![chunk], ..PushBody::default() };
     let request = Request::new(1, 0, RequestBody::Push(Push { writer: 1, epoch: 1, sequence: 1, body }));
     let mut control = encode_request(&request).unwrap().control().to_vec();

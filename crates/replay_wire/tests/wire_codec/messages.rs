@@ -36,7 +36,8 @@ prop_compose! {
         name in ".{0,12}",
         columns in vec(column(), 0..4),
         (capacity, capacity_bytes, min_size) in any::<(u64, u64, u64)>(),
-        (max_times_sampled, max_version_lag) in any::<(u32, u32)>(),
+        (max_times_sampled, max_version_lag, max_sample_lag) in any::<(u32, u32, u32)>(),
+        parameters in option::of(".{0,12}"),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
@@ -49,14 +50,15 @@ prop_compose! {
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag,
+            parameters, max_sample_lag, view,
         }
     }
 }
 
 prop_compose! {
-    fn chunk()((stream, rows, first_step, bytes) in any::<(u32, u32, u64, u32)>()) -> ChunkHead {
-        ChunkHead { stream, rows, first_step, bytes }
+    fn chunk()((stream, rows, first_step, bytes, version) in any::<(u32, u32, u64, u32, u64)>()) -> ChunkHead {
+        ChunkHead { stream, rows, first_step, bytes, version }
     }
 }
 
@@ -161,9 +163,9 @@ prop_compose! {
 prop_compose! {
     fn sampled_item()(
         (id, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
-        probability in 0.0..1.0,
+        (probability, version) in (0.0..1.0, 0..3u64),
     ) -> SampledItem {
-        SampledItem { id, probability, age, times_sampled, before, after }
+        SampledItem { id, probability, age, times_sampled, before, after, version }
     }
 }
 
@@ -175,10 +177,10 @@ prop_compose! {
 
 prop_compose! {
     fn stored_steps()(
-        (writer, stream, rows, first_step) in any::<(u64, u32, u32, u64)>(),
+        (writer, stream, rows, first_step, version) in any::<(u64, u32, u32, u64, u64)>(),
         packed in bytes(),
     ) -> StoredSteps {
-        StoredSteps { writer, stream, rows, first_step, packed }
+        StoredSteps { writer, stream, rows, first_step, version, packed }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use replay_core::replay::{NewItem, OpenWriter, Push, SampleRequest, Sampled, StepsRead, WriterOpened};
+use replay_core::replay::{
+    NewItem, OpenWriter, Push, SampleRequest, Sampled, SampledItem, StepsRead, WriterOpened,
+};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 
 /// Names of tables.
@@ -34,6 +36,9 @@ pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     }
     config.live_max_priority = settings & 4 != 0;
     config.max_version_lag = u32::from(settings & 8 != 0);
+    if settings & 16 != 0 {
+        (config.parameters, config.max_sample_lag) = (Some("policy".into()), 1);
+    }
     config
 }
 
@@ -58,6 +63,11 @@ impl Step {
         assert_eq!(code >> 48, u64::from(generation), "a step of another table");
         Step { writer: (code >> 40) as u8, stream: (code >> 32) as u8, number: code as u32 }
     }
+}
+
+/// Version of a chunk that begins with this step.
+pub fn version_of(first_step: u64) -> u64 {
+    first_step % 4
 }
 
 fn frame(code: u64) -> [u8; FRAME] {
@@ -196,12 +206,16 @@ impl TableLedger {
         self.removed.insert(id);
     }
 
-    /// Compares a batch with what was pushed.
-    pub fn check_sample(&mut self, request: &SampleRequest, sampled: &Sampled) {
+    /// Compares a batch with what was pushed, and its versions with the `newest` of the parameters.
+    pub fn check_sample(&mut self, request: &SampleRequest, sampled: &Sampled, newest: u64) {
         let wanted = request.count as usize;
         let enough = request.allow_short || request.share.is_some();
         assert!(sampled.items.len() <= wanted, "no more items than wanted");
         assert!(enough || sampled.items.len() == wanted, "as many items as wanted");
+        for &SampledItem { version, .. } in &sampled.items {
+            let known = self.config.parameters.is_some() && version > 0;
+            assert!(version == 0 || (known && version + 1 >= newest), "version {version}, of {newest}");
+        }
         if self.spoiled {
             return;
         }
@@ -241,6 +255,7 @@ impl TableLedger {
             let steps = unpack(self.generation, rows, blobs);
             assert_consecutive(&steps);
             assert_eq!(u64::from(steps[0].number), chunk.first_step);
+            assert_eq!(chunk.version, version_of(chunk.first_step));
             assert_eq!(u32::from(steps[0].stream), chunk.stream);
         }
     }

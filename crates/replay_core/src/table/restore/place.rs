@@ -134,6 +134,7 @@ impl Table {
     /// the rate limiter holds samples back.
     fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
         self.counters.go_on_from(&state.counters);
+        self.counters.sample_lag.go_on_from(&state.sample_lag);
         self.max_priority.go_on_from(state.max_priority);
         self.draws.next.store(state.samples, Ordering::Relaxed);
         self.limiter.go_on_from(
