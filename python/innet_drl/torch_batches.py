@@ -7,6 +7,7 @@ page-locked memory, which is copied at once; frames that `observation` and `next
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections import deque
@@ -53,9 +54,10 @@ def torch_device(device: str | torch.device) -> torch.device:
     return found
 
 
+@functools.cache
 def lender(device: torch.device) -> Callable[[int], NDArray[np.uint8] | None] | None:
     """Returns what lends memory for the batches of a device, by bytes; None where the core's own memory serves."""
-    return None if device == _CPU or device.type != "cuda" else _page_locked
+    return _page_locked if device.type == "cuda" else None
 
 
 _refused = False
@@ -73,7 +75,7 @@ def _page_locked(size: int) -> NDArray[np.uint8] | None:
         _refused = True
         reason = f"{size} bytes could not be page-locked: {str(error).splitlines()[0]}"
         logger.warning(f"batches are copied to the GPU from ordinary memory, which takes longer: {reason}")
-        return None
+    return None
 
 
 def tensor_on(array: NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -271,6 +272,10 @@ def test_batches_are_decoded_into_lent_memory(make_replay: MakeReplay, monkeypat
             batch = next(batches)
             assert all(lender.has(tensor.data_ptr()) for name, tensor in batch.items() if name != "ids")
             assert (batch.observation[:, -1, 0, 0] == batch.action).all()
+        # From here a GPU copies.
+        source, _ = next(batches._batches)._memory()
+        assert lender.has(source.ctypes.data)
+        assert lender.has(source.ctypes.data + source.nbytes - 1)
     # One is read, one was read before, and two are decoded ahead.
     assert 1 <= len(lender.buffers) <= 4
     lent = len(lender.buffers)
@@ -290,7 +295,9 @@ def test_lent_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert (kept.observation[:, -1, 0, 0] == kept.action).all()
     assert [ref() is None for ref in left] == [False]
-    del kept
+    # A replay keeps the memory of finished batches for the next ones.
+    del kept, replay
+    gc.collect()
     assert [ref() is None for ref in left] == [True]
 
 
@@ -340,8 +347,10 @@ def test_memory_that_is_not_lent_is_the_core_s_own(
                 with pytest.raises(KeyboardInterrupt):
                     check()
             else:
-                with pytest.warns(pytest.PytestUnraisableExceptionWarning, match="no memory of this kind"):
-                    check()
+                printed: list[Any] = []
+                monkeypatch.setattr(sys, "unraisablehook", printed.append)
+                check()
+                assert [str(unraisable.exc_value) for unraisable in printed] == ["no memory of this kind"]
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")

@@ -67,6 +67,14 @@ pub struct Client {
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
+/// [`Client::connect`] without a deadline.
+///
+/// # Errors
+/// Errors of that call.
+pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
+    Client::connect(address, options, &Wait::forever())
+}
+
 impl Client {
     /// Connects to a server. Retries a refused connection for [`ConnectOptions::await_server`], and one that breaks, gets no answer or meets a
     /// limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and another protocol, are final.

@@ -451,7 +451,7 @@ mod tests {
             // Once: the second buffer is the pool's own.
             let storage = lent.is_empty().then(|| Storage::zeros(len).unwrap())?;
             let (start, owner) = (storage.start, Arc::new(storage));
-            lent.push((start.as_ptr().cast_const(), Arc::downgrade(&owner)));
+            lent.push((start.addr().get(), Arc::downgrade(&owner)));
             // SAFETY: the bytes are those of storage that nobody else has, and that is dropped with the owner.
             Some(unsafe { Storage::lent(start, len, owner) })
         };
@@ -461,8 +461,8 @@ mod tests {
             let buffer = pool.take(&mut spec, 2).unwrap();
             let other = pool.take(&mut spec, 2).unwrap();
             let (address, owner) = lock(&lent)[0].clone();
-            assert_eq!(buffer.as_slice().as_ptr(), address);
-            assert_ne!(other.as_slice().as_ptr(), address);
+            assert_eq!(buffer.as_slice().as_ptr().addr(), address);
+            assert_ne!(other.as_slice().as_ptr().addr(), address);
             assert_eq!(owner.strong_count(), 1);
             // The first that is given back is the next that is taken.
             drop(buffer);

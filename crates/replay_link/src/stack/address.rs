@@ -77,7 +77,7 @@ impl FromStr for Address {
         };
         let (scheme, stack) = match scheme.split_once('+') {
             None => (scheme, StackName::KERNEL),
-            Some((scheme, name)) => match name.parse() {
+            Some((scheme, name)) => match name.parse::<StackName>() {
                 Ok(stack) if stack != StackName::KERNEL && scheme.starts_with("innet") => (scheme, stack),
                 _ => return refuse("has an unknown scheme"),
             },

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Address, ByteStream, ServerWait};
 use crate::error::{Error, Result};
@@ -74,8 +74,7 @@ pub fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String
 }
 
 /// A network stack, by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct StackName(&'static str);
 
 impl StackName {
@@ -109,10 +108,8 @@ impl FromStr for StackName {
     }
 }
 
-impl TryFrom<String> for StackName {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
+impl<'de> Deserialize<'de> for StackName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }

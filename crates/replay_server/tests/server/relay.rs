@@ -4,7 +4,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::TcpListener;
 
 use base::wait::Wait;
-use replay_client::Client;
+use replay_client::connect;
 use replay_core::replay::Replay;
 use replay_link::stack::Address;
 use replay_link::tls::acceptor;
@@ -39,8 +39,7 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
         });
     });
     let address: Address = format!("innets://{relay}").parse().unwrap();
-    let trusts_relay = options("secret of the tests", Some(relay_certificate));
-    let through = Client::connect(&address, trusts_relay, &Wait::forever());
+    let through = connect(&address, options("secret of the tests", Some(relay_certificate)));
     let (code, message) = refused(through.map(drop));
     assert_eq!(code, ErrorCode::Authentication);
     assert!(message.contains("relay"), "{message}");
@@ -49,6 +48,6 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
     until("the server counts it", || service.stats()["server"]["failed_logins"] == 1);
 
     let direct = options("secret of the tests", config.tls_cert.clone());
-    let client = Client::connect(&running.addresses()[0], direct, &Wait::forever()).unwrap();
+    let client = connect(&running.addresses()[0], direct).unwrap();
     client.stats(&Wait::forever()).unwrap();
 }

@@ -118,7 +118,7 @@ pub fn dialed(address: &Address) -> Address {
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     let address = dialed(address);
     let stack_config = address.stack().plugged().and_then(|_| fstack_config());
-    Client::connect(&address, ConnectOptions { stack_config, ..options }, &Wait::forever())
+    replay_client::connect(&address, ConnectOptions { stack_config, ..options })
 }
 
 /// The configuration with the sockets that this process tests: the kernel's, or F-Stack's.
