@@ -164,7 +164,7 @@ def test_definitions_and_versions_are_checked() -> None:
     for name in ("version", "versions"):
         with pytest.raises(errors.TableError, match=f'column "{name}" has the name of an argument of append'):
             innet.Table("t", {name: "int64"}, 10, parameters="policy")
-        with innet.Memory([innet.Table("t", {name: "int64"}, 10, view=ROWS)]) as replay:
+        with innet.Memory([innet.Table("t", {name: "int64"}, 100, view=ROWS)]) as replay:
             with replay.writer("t", 1) as writer:
                 writer.append(**{name: [7]}, terminated=[False], truncated=[False])
             assert replay.sample("t", 2)[name].ravel().tolist() == [7, 7]
