@@ -72,7 +72,7 @@ def test_a_step_has_the_version_that_its_writer_got(replay: innet.Replay) -> Non
         assert replay.get_parameters("policy", newest, writer=writer) is None
         writer.append(**step(3))
         writer.append(**step(1, version=1))
-        block = {"step": [[2], [2]], "terminated": [[False]] * 2, "truncated": [[False]] * 2}
+        block: dict[str, Any] = {"step": [[2], [2]], "terminated": [[False]] * 2, "truncated": [[False]] * 2}
         writer.extend(**block, version=2)
         # The version of one call is not that of the next one.
         writer.append(**step(3))
@@ -164,9 +164,10 @@ def test_definitions_and_versions_are_checked() -> None:
     for name in ("version", "versions"):
         with pytest.raises(errors.TableError, match=f'column "{name}" has the name of an argument of append'):
             innet.Table("t", {name: "int64"}, 10, parameters="policy")
-        with innet.Memory([innet.Table("t", {name: "int64"}, 10, view=ROWS)]) as replay:
+        with innet.Memory([innet.Table("t", {name: "int64"}, 100, view=ROWS)]) as replay:
             with replay.writer("t", 1) as writer:
-                writer.append(**{name: [7]}, terminated=[False], truncated=[False])
+                row: dict[str, Any] = {name: [7], "terminated": [False], "truncated": [False]}
+                writer.append(**row)
             assert replay.sample("t", 2)[name].ravel().tolist() == [7, 7]
     with innet.Memory([table(), table("plain", parameters=None, max_sample_lag=0)]) as replay:
         assert replay.tables()["t"] == table()

@@ -342,11 +342,13 @@ fn expire(sampler: Sampler) {
         actor.push(actor.next(1).version(version));
         actor.next_step += 1;
     }
-    let learner = |memory: Arc<Memory>, table: Arc<Table>| move || {
-        for _ in 0..2 {
-            let least = newest(&memory).saturating_sub(1);
-            if let Attempt::Ready(sampled) = table.try_sample(&request(2), false, &mut Turn::default()).unwrap() {
-                assert!(sampled.items.iter().all(|item| item.version >= least));
+    let learner = |memory: Arc<Memory>, table: Arc<Table>| {
+        move || {
+            for _ in 0..2 {
+                let least = newest(&memory).saturating_sub(1);
+                if let Attempt::Ready(sampled) = table.try_sample(&request(2), false, &mut Turn::default()).unwrap() {
+                    assert!(sampled.items.iter().all(|item| item.version >= least));
+                }
             }
         }
     };

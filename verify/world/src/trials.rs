@@ -192,7 +192,8 @@ impl Trial {
         let (writer, wait) = (self.users.ledger.writer(), within(1_000));
         let mut channel = open(&client, OWN, writer, 0, None);
         let mut versions: Vec<u64> = Vec::new();
-        let put = |random: &mut StdRng| client.put_parameters(OWN, parameters(random.random()), &wait).expect("it fits");
+        let put =
+            |random: &mut StdRng| client.put_parameters(OWN, parameters(random.random()), &wait).expect("it fits");
         let mut newest = put(&mut self.random);
         for round in 0..30 {
             if round == 15 {

@@ -260,8 +260,13 @@ mod tests {
 
     /// Pushes the next chunk, of `rows` rows as the ones before it.
     fn push(table: &Table, rows: u64, sequence: u64, items: Vec<NewItem>) {
-        let head =
-            ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32, version: 0 };
+        let head = ChunkHead {
+            stream: 0,
+            rows: rows as u32,
+            first_step: (sequence - 1) * rows,
+            bytes: 2 * rows as u32,
+            version: 0,
+        };
         let push = Push {
             writer: 1,
             epoch: 1,

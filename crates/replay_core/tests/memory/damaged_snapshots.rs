@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use replay_core::{Error, TableConfig};
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::{Error, TableConfig};
 
 use crate::snapshots::{Case, wide};
 use replay_core::table::Turn;

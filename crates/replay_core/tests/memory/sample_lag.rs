@@ -256,7 +256,7 @@ fn a_batch_of_wide_windows_over_a_new_version_is_as_old_as_its_first_rows() {
 fn a_new_version_begins_new_chunks() {
     let memory = memory();
     let columns = vec![Column::scalar("value", Dtype::Uint8)];
-    let definition = TableConfig { parameters: Some("policy".into()), ..TableConfig::new("t", columns, 100) };
+    let definition = TableConfig { parameters: Some("policy".into()), ..TableConfig::new("t", columns, 1000) };
     memory.create_table(&definition).unwrap();
     let wait = Wait::forever();
     let view = ViewSpec::Window(Window { before: 1, after: 0 });

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use replay_core::replay::{
-    NewItem, OpenWriter, Push, SampleRequest, Sampled, SampledItem, StepsRead, WriterOpened,
-};
+use replay_core::replay::{NewItem, OpenWriter, Push, SampleRequest, Sampled, SampledItem, StepsRead, WriterOpened};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 
 /// Names of tables.
