@@ -233,7 +233,15 @@ impl ViewSpec {
         self.check_numbers()?;
         let mut made = vec!["weights", "probabilities", "ids", "ages"];
         if let Some((observation, stack)) = self.observed() {
-            parts(config, observation, stack)?;
+            for Part { column, stack, .. } in parts(config, observation, stack)? {
+                let Column { name, .. } = &config.columns[column];
+                if stack > 1 && config.columns[column].is_ragged() {
+                    return Err(Error::Config(format!(
+                        "column {name:?} of table {:?} has values of any length, which have no stack: give it the stack 1",
+                        config.name
+                    )));
+                }
+            }
             find_scalar(config, REWARD)?;
             // Another column of this name would hide the view's array.
             if observation != "observation" {
@@ -295,11 +303,11 @@ pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
 /// The index of a column that holds one number.
 pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
     let index = find_column(config, name)?;
-    let Column { dtype, shape, .. } = &config.columns[index];
-    if config.columns[index].bytes() == dtype.bytes() {
+    let column = &config.columns[index];
+    if column.fixed_bytes() == column.dtype.bytes() {
         return Ok(index);
     }
-    let reason = format!("column {name:?} has to be one number a step, it has shape {shape:?}");
+    let reason = format!("column {name:?} has to be one number a step, it has shape {}", column.shape_text());
     Err(Error::schema(&config.name, reason))
 }
 

@@ -123,7 +123,7 @@ impl<E: From<Error>> Writer<E> {
         config.check_window(streams, view.before(), view.after())?;
         // Each stream keeps a key row. The packer has two rows, and a chunk one more.
         let rows = u64::from(streams) + 3;
-        let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
+        let row_bytes = config.columns.iter().map(|column| column.fixed_bytes() as u64).sum::<u64>();
         allocation::check("a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
         let (writer, name) = (random_number(), options.name);
         let channel = open_channel(OpenWriter {

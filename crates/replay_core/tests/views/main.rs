@@ -8,6 +8,7 @@ mod environment;
 mod in_process;
 mod not_finite;
 mod oracle;
+mod ragged;
 mod recorder;
 
 use std::collections::BTreeSet;
