@@ -443,8 +443,8 @@ impl TableConfig {
         };
         Err(Error::Config(format!(
             "a window has {window} steps ({before} before the anchor, {after} after it){among}, and table {:?} holds {}: \
-             its first step would be gone before its last one arrives; take a shorter window, or a table with a larger \
-             capacity",
+             its first step would be gone before its last one arrives; take a shorter window (of a Trajectory: \
+             max_steps), or a table with a larger capacity",
             self.name, self.capacity
         )))
     }

@@ -214,7 +214,7 @@ impl<E: From<Error>> Writer<E> {
     }
 
     /// Flushes and closes the writer, whatever the age of its parameters; after an error it stays open. Windows of unfinished episodes are
-    /// dropped.
+    /// dropped, and trajectories among them counted.
     pub fn close(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.closed {
             return Ok(());
@@ -229,6 +229,8 @@ impl<E: From<Error>> Writer<E> {
         self.push_sealed(wait)?;
         self.channel.close(wait)?;
         self.closed = true;
+        self.windows.iter_mut().for_each(EpisodeWindows::leave);
+        self.warn_of_dropped_windows();
         Ok(())
     }
 
@@ -264,7 +266,7 @@ impl<E: From<Error>> Writer<E> {
     /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
-        let DroppedWindows { by_reset, without_final_row, within_burn_in } = counters.dropped;
+        let DroppedWindows { by_reset, without_final_row, unfinished, within_burn_in } = counters.dropped;
         let dropped = counters.dropped.by_mistake();
         let few = match counters.items {
             0 => dropped + within_burn_in == 0,
@@ -277,7 +279,8 @@ impl<E: From<Error>> Writer<E> {
         tracing::warn!(
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
              that follows no terminated or truncated row, {without_final_row} too short without the final row of a truncated \
-             step; {within_burn_in} more ended within their burn_in",
+             step, {unfinished} trajectories whose episode had not ended when the writer closed; {within_burn_in} more ended within \
+             their burn_in",
             self.name,
             self.id.table,
             counters.items,

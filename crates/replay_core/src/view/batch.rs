@@ -346,6 +346,10 @@ impl ArraySpec {
         ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
     }
 
+    pub(super) fn named(self, name: &str) -> Self {
+        ArraySpec { name: name.to_owned(), ..self }
+    }
+
     /// Bytes of one item; saturates, [`BufferPool::take`] bounds it.
     pub(super) fn item_bytes(&self) -> usize {
         self.shape.iter().fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))

@@ -8,6 +8,7 @@ mod decode;
 mod nstep;
 mod ragged;
 mod sequence;
+mod trajectory;
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::processor;
 use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
-pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, ViewSpec, Window};
+pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, Trajectory, ViewSpec, Window};
 pub use batch::{Array, Batch, Buffer, Rejected};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,7 @@ impl Decoder {
             ViewSpec::NStep(spec) => Box::new(nstep::NStepView::new(spec.clone(), config)?),
             ViewSpec::Sequences(spec) => Box::new(sequence::SequenceView::new(spec.clone(), config)?),
             ViewSpec::Window(spec) => Box::new(*spec),
+            ViewSpec::Trajectory(spec) => Box::new(trajectory::TrajectoryView::new(spec.clone(), config)?),
         };
         Self::over(config, view, options)
     }

@@ -16,13 +16,15 @@ pub(super) struct RaggedArray<'a> {
     name: String,
     column: usize,
     /// The rows of all items, one after the other; `None` has no elements, and in a column of fixed shape zeros.
-    rows: Vec<Option<SampledRow<'a>>>,
+    rows: Arc<[Option<SampledRow<'a>>]>,
     /// Where the rows of each item end; `None` where each item has one.
-    ends: Option<Vec<usize>>,
+    ends: Option<Arc<[usize]>>,
     /// Elements of each row: 1 where the column is not ragged.
     counts: Vec<usize>,
     element_bytes: usize,
     is_ragged: bool,
+    /// The discount of one step, where it has the returns from each row on instead of the rewards of its column.
+    gamma: Option<f64>,
 }
 
 impl<'a> RaggedArray<'a> {
@@ -35,7 +37,8 @@ impl<'a> RaggedArray<'a> {
     ) -> Self {
         let (element_bytes, is_ragged) = (layout.columns[column].element_bytes, layout.columns[column].bytes == 0);
         let rows = rows.collect();
-        RaggedArray { name: name.to_owned(), column, rows, ends: None, counts: Vec::new(), element_bytes, is_ragged }
+        let (name, counts) = (name.to_owned(), Vec::new());
+        RaggedArray { name, column, rows, ends: None, counts, element_bytes, is_ragged, gamma: None }
     }
 
     /// The values of any column in several rows of each item.
@@ -50,11 +53,22 @@ impl<'a> RaggedArray<'a> {
             rows.extend(item);
             ends.push(rows.len());
         }
-        RaggedArray { ends: Some(ends), ..Self::of_values(layout, name, column, rows.into_iter()) }
+        RaggedArray { ends: Some(ends.into()), ..Self::of_values(layout, name, column, rows.into_iter()) }
+    }
+
+    /// The values of another column in the same rows.
+    pub(super) fn of_column(&self, layout: &RowLayout, name: &str, column: usize) -> Self {
+        let (rows, ends) = (self.rows.clone(), self.ends.clone());
+        RaggedArray { rows, ends, ..Self::of_values(layout, name, column, std::iter::empty()) }
+    }
+
+    /// The discounted sums of the rewards from each row to the last one of its item, float32, of a column of single numbers.
+    pub(super) fn into_returns(self, gamma: f64) -> Self {
+        RaggedArray { gamma: Some(gamma), element_bytes: Dtype::Float32.bytes(), ..self }
     }
 
     fn items(&self) -> usize {
-        self.ends.as_ref().map_or(self.rows.len(), Vec::len)
+        self.ends.as_ref().map_or(self.rows.len(), |ends| ends.len())
     }
 
     fn rows_of(&self, items: Range<usize>) -> Range<usize> {
@@ -100,7 +114,8 @@ impl<'a> RaggedArray<'a> {
 
     /// Lengths of the parts of each level, the outermost first.
     fn levels(&self) -> impl Iterator<Item = Vec<usize>> {
-        let rows = self.ends.is_some().then(|| (0..self.items()).map(|item| self.rows_of(item..item + 1).len()).collect());
+        let rows =
+            self.ends.is_some().then(|| (0..self.items()).map(|item| self.rows_of(item..item + 1).len()).collect());
         rows.into_iter().chain(self.is_ragged.then(|| self.counts.clone()))
     }
 
@@ -108,8 +123,12 @@ impl<'a> RaggedArray<'a> {
     pub(super) fn specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let offsets = |count: usize| ArraySpec::of_rows("", Dtype::Int64, vec![], count + 1);
         let column = &layout.columns[self.column].column;
-        let shape = column.inner_shape().iter().map(|&n| n as usize).collect();
-        let values = ArraySpec::of_rows(&self.name, column.dtype, shape, self.counts.iter().sum());
+        let (dtype, shape) = match self.gamma {
+            Some(_) => (Dtype::Float32, &[][..]),
+            None => (column.dtype, column.inner_shape()),
+        };
+        let shape = shape.iter().map(|&n| n as usize).collect();
+        let values = ArraySpec::of_rows(&self.name, dtype, shape, self.counts.iter().sum());
         self.levels().map(|lengths| offsets(lengths.len())).chain([values]).collect()
     }
 
@@ -122,13 +141,28 @@ impl<'a> RaggedArray<'a> {
         failed: &mut [Option<String>],
     ) {
         for (item, failed) in items.zip(failed) {
-            for row in self.rows_of(item..item + 1) {
-                let value = values.split_off_mut(..self.counts[row] * self.element_bytes).unwrap_or_default();
-                if failed.is_none() {
-                    *failed = self.unpack(unpacker, self.rows[row], value).err();
-                }
+            let of_item = values.split_off_mut(..self.bytes(item..item + 1)).unwrap_or_default();
+            if failed.is_none() {
+                *failed = self.fill_item(unpacker, self.rows_of(item..item + 1), of_item).err();
             }
         }
+    }
+
+    fn fill_item(&self, unpacker: &mut Unpacker<'a>, rows: Range<usize>, mut values: &mut [u8]) -> Decoded<()> {
+        if let Some(gamma) = self.gamma {
+            let mut following = 0.0;
+            for (row, value) in self.rows[rows].iter().zip(values.as_chunks_mut().0).rev() {
+                let reward = row.map_or(Ok(0.0), |row| unpacker.number(row, self.column))?;
+                following = reward + gamma * following;
+                *value = (following as f32).to_ne_bytes();
+            }
+            return Ok(());
+        }
+        for row in rows {
+            let value = values.split_off_mut(..self.counts[row] * self.element_bytes).unwrap_or_default();
+            self.unpack(unpacker, self.rows[row], value)?;
+        }
+        Ok(())
     }
 
     fn unpack(&self, unpacker: &mut Unpacker<'a>, row: Option<SampledRow<'a>>, value: &mut [u8]) -> Decoded<()> {
@@ -159,8 +193,8 @@ impl<'a> RaggedArray<'a> {
             }
             begin += bytes;
         }
-        (self.rows, self.counts) = (rows, counts);
-        self.ends = self.ends.take().map(|_| ends);
+        (self.rows, self.counts) = (rows.into(), counts);
+        self.ends = self.ends.take().map(|_| ends.into());
     }
 
     /// Writes the offsets of each level.

@@ -10,6 +10,7 @@ mod not_finite;
 mod oracle;
 mod ragged;
 mod recorder;
+mod trajectories;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
