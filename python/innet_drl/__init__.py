@@ -29,7 +29,7 @@ from innet_drl._core import (
     __version__,
     connect,
 )
-from innet_drl.definitions import Column, Mix, NStep, Sequences, Table, Window
+from innet_drl.definitions import Column, Mix, NStep, Sequences, Table, Trajectory, Window
 from innet_drl.errors import ReplayError
 from innet_drl.recorder import Recorder
 
@@ -51,6 +51,7 @@ __all__ = [
     "StoredTable",
     "SumTree",
     "Table",
+    "Trajectory",
     "UpdateReceipt",
     "Window",
     "Writer",

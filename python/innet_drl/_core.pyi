@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import disjoint_base
 
-from innet_drl.definitions import Mix, NStep, Sequences, Table, Window
+from innet_drl.definitions import Mix, NStep, Sequences, Table, Trajectory, Window
 from innet_drl.torch_batches import TorchBatch, TorchBatches
 
 __all__ = [
@@ -85,7 +85,8 @@ class Batch:
     (gamma, 0 where the step terminates), `mask` (bool: a step to learn from), `terminated`, `truncated`, `first`
     and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step only.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
-    `truncated`, `first` and `final`. Each adds `weights`, `probabilities`, `ids` and `ages`.
+    `truncated`, `first` and `final`. `Trajectory` delivers every column as `Ragged`, the steps of each item. Each adds
+    `weights`, `probabilities`, `ids` and `ages`.
     """
 
     @property
@@ -318,7 +319,10 @@ class Writer(_ContextManager):
         """
     @property
     def dropped_windows(self) -> int:
-        """Windows dropped after a reset without an end, and those of a truncated step without a final row alone."""
+        """Windows dropped after a reset without an end, and those of a truncated step without a final row alone.
+
+        After `close` also trajectories whose episode had not ended.
+        """
 
 @final
 class SumTree:
@@ -634,7 +638,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         num_envs: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         name: str = "",
         server: int | None = None,
@@ -665,7 +669,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float = 0.4,
         device: None = None,
@@ -709,7 +713,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float = 0.4,
         device: str | torch.device,
@@ -724,7 +728,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
@@ -753,7 +757,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,

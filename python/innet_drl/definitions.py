@@ -20,7 +20,7 @@ from innet_drl._core import _Checked
 from innet_drl.errors import ConfigError
 from innet_drl.structures import check_part
 
-__all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Window"]
+__all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Trajectory", "Window"]
 
 Codec: TypeAlias = Literal["lz4", "zstd", "none"]
 Padding: TypeAlias = Literal["zero", "repeat"]
@@ -34,6 +34,7 @@ _RANGES = {
     "capacity_bytes": (0, (1 << 64) - 1),
     "length": (1, 16_384),
     "max_sample_lag": (0, (1 << 32) - 1),
+    "max_steps": (1, 65_534),
     "max_times_sampled": (0, (1 << 32) - 1),
     "max_version_lag": (0, (1 << 32) - 1),
     "min_size": (1, 1 << 24),
@@ -151,7 +152,7 @@ def _shares(name: str, value: Any) -> dict[str, float]:
 def _view(_name: str, value: Any) -> _View | None:
     if value is None or isinstance(value, _View):
         return value
-    raise TypeError(f"a view is an NStep, Sequences or a Window, got {type(value).__name__} {value!r}")
+    raise TypeError(f"a view is an NStep, Sequences, a Trajectory or a Window, got {type(value).__name__} {value!r}")
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
@@ -170,7 +171,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "Sequence[str]": _names,
     "Mapping[str, Column | Any]": _columns,
     "Mapping[str, float]": _shares,
-    "NStep | Sequences | Window | None": _view,
+    "NStep | Sequences | Trajectory | Window | None": _view,
 }
 """What reads a field, by its type."""
 
@@ -320,6 +321,38 @@ class Sequences(_View):
 
 
 @dataclass(frozen=True, eq=False)
+class Trajectory(_View):
+    """Whole trajectories: one item for each finished episode (or life).
+
+    An episode longer than `max_steps` is divided: each part is an item as soon as the step after it is there, the rest
+    at the end. An episode that is reset without an end, or that its writer leaves unfinished, becomes no item beyond
+    its parts, and `Writer.dropped_windows` counts it. The priority of an item is the one given last for a step of it. A
+    group, such as the responses to one prompt, is written as the steps of one episode: only a complete one is an item.
+
+    Every column comes as `Ragged` `[B][T, ...]`, the T steps of each item, all with the same offsets; a ragged column
+    as `Ragged` of `Ragged`. `returns` (float32, `Ragged` `[B][T]`) is the sum of gamma^i r_{t+i+1} from each step to
+    the end of the item, where the table has a scalar `reward`. `begins` and `ends` (bool `[B]`) tell whether the item
+    has the first and the last step of its episode, `terminated` and `truncated` (bool `[B]`) how that ended.
+    `next_observation` (`[B, ...]`) is the observation after the last step, zeros where it did not come, as `has_next`
+    (bool `[B]`) tells; a table without an observation has neither.
+
+    Args:
+        max_steps: Most steps of an item, 1 to 65,534: the capacity of the table has to hold as many of each stream.
+        gamma: Discount of one step in `returns`, 0 to 1.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns. A table
+            may lack the default one: its steps are not those of an environment.
+
+    Raises:
+        ConfigError: A number out of range; the message has the range.
+    """
+
+    _kind = "trajectory"
+    max_steps: int = 1000
+    gamma: float = 1.0
+    observation: str = "observation"
+
+
+@dataclass(frozen=True, eq=False)
 class Window(_View):
     """The raw rows around an anchor.
 
@@ -429,7 +462,7 @@ class Table(_Definition):
     max_version_lag: int = 0
     parameters: str | None = None
     max_sample_lag: int = 0
-    view: NStep | Sequences | Window | None = None
+    view: NStep | Sequences | Trajectory | Window | None = None
 
     def _json(self) -> dict[str, Any]:
         columns = [{"name": name, **column._settings()} for name, column in self.columns.items()]
@@ -441,7 +474,7 @@ class Table(_Definition):
         """The table that the core has as this JSON."""
         settings = json.loads(text)
         columns = {column.pop("name"): Column(**column) for column in settings.pop("columns")}
-        views = {view._kind: view for view in (NStep, Sequences, Window)}
+        views = {view._kind: view for view in (NStep, Sequences, Trajectory, Window)}
         for kind, view in (settings.pop("view", None) or {}).items():
             settings["view"] = views[kind](**view)
         return cls(columns=columns, **settings)

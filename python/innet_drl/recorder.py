@@ -80,8 +80,9 @@ class Recorder:
         self._next_step = mode == "NEXT_STEP"
         if not self._next_step and writer._final_observation != "final_observation":
             raise ConfigError(
-                "the view of the writer has no place for the last observation of an episode: use NStep or Sequences of "
-                "the column 'observation', or a vector environment of the mode NEXT_STEP, which returns it as a step"
+                "the view of the writer has no place for the last observation of an episode: use NStep, Sequences or "
+                "Trajectory of the column 'observation', or a vector environment of the mode NEXT_STEP, which returns "
+                "it as a step"
             )
         self._action_dtype = action_space.dtype
         parts = writer._parts

@@ -28,6 +28,7 @@ fn config() -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig::new(
         "t",

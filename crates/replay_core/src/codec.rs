@@ -51,7 +51,7 @@ impl Codec {
         Codec::deserialize(serde::de::value::StrDeserializer::new(name))
     }
 
-    /// Whether values are blobs beside the rows; otherwise they are raw inside them.
+    /// Whether values of a fixed size are blobs beside the rows; otherwise they are raw inside them.
     pub const fn makes_blobs(self) -> bool {
         match self {
             Codec::None => false,
@@ -61,6 +61,9 @@ impl Codec {
 
     /// Packs a value into `out`, at least as long, and returns the length of the blob; `None` if the value is its own blob.
     pub fn pack(self, value: &[u8], out: &mut [u8]) -> Option<usize> {
+        if self == Codec::None {
+            return None;
+        }
         let out = &mut out[..value.len()];
         let packed = match self {
             Codec::None => None,

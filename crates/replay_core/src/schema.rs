@@ -19,12 +19,15 @@ use base::notation::{Number, truth, tuple};
 pub struct Column {
     pub name: String,
     pub dtype: Dtype,
-    /// Its shape; empty for a scalar.
+    /// Its shape; empty for a scalar. A 0 in the first place is a free dimension: the column is ragged, and its values have any length.
     pub shape: Vec<u32>,
     pub codec: Codec,
     /// Whether writers refuse NaN and infinities where the column is [`REWARD`](crate::view_spec::REWARD), or the
     /// observation of the writer's or the table's view.
     pub finite: bool,
+    /// Most elements along the free dimension of a ragged column; 0 sets no limit but the bytes of a step.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub max_length: u32,
 }
 
 /// Deserialised column; omitted fields take defaults.
@@ -37,6 +40,8 @@ struct ReadColumn {
     shape: Vec<u32>,
     codec: Option<Codec>,
     finite: Option<bool>,
+    #[serde(default)]
+    max_length: u32,
 }
 
 impl From<ReadColumn> for Column {
@@ -44,6 +49,7 @@ impl From<ReadColumn> for Column {
         let mut column = Column::new(read.name, read.dtype, read.shape);
         column.codec = read.codec.unwrap_or(column.codec);
         column.finite = read.finite.unwrap_or(column.finite);
+        column.max_length = read.max_length;
         column
     }
 }
@@ -54,14 +60,18 @@ impl Column {
     /// For vectors of floats, most of which change in every step: packed they are longer, and a sample of 256 takes 1.4 times as long.
     const PACKED_VECTOR_FROM_BYTES: usize = 1024;
 
-    /// A column with the default codec: LZ4 for values of 64 bytes and more, vectors of floats of 1,024 and more, else none.
+    /// Bytes that a ragged value without `max_length` counts for in a table that sets no `capacity_bytes`.
+    const RAGGED_BYTES: u64 = 64 << 10;
+
+    /// A column with the default codec: LZ4 for values of 64 bytes and more, vectors of floats of 1,024 and more, else none, as for
+    /// ragged values.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u32>) -> Self {
-        let mut column = Column { name: name.into(), dtype, shape, codec: Codec::None, finite: true };
+        let mut column = Column { name: name.into(), dtype, shape, codec: Codec::None, finite: true, max_length: 0 };
         let least = match column.shape.len() {
             1 if dtype.is_float() => Self::PACKED_VECTOR_FROM_BYTES,
             _ => Self::PACKED_FROM_BYTES,
         };
-        if column.bytes() >= least {
+        if !column.is_ragged() && column.bytes() >= least {
             column.codec = Codec::Lz4;
         }
         column
@@ -69,28 +79,80 @@ impl Column {
 
     /// A raw column of one number for each step.
     pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
-        Column { name: name.into(), dtype, shape: Vec::new(), codec: Codec::None, finite: true }
+        Column { name: name.into(), dtype, shape: Vec::new(), codec: Codec::None, finite: true, max_length: 0 }
     }
 
     /// Bytes of a blob's length in a row.
     pub const BLOB_LENGTH_BYTES: usize = 4;
+    /// Bytes of the number of a ragged value's elements in a row.
+    pub const COUNT_BYTES: usize = 4;
 
     /// First part of the name: `observation` of `observation/camera`. A batch has a structure of this name.
     pub fn root(&self) -> &str {
         self.name.split('/').next().unwrap_or_default()
     }
 
-    /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
-    pub fn bytes(&self) -> usize {
-        self.shape.iter().fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
+    /// Whether the first dimension is free.
+    pub fn is_ragged(&self) -> bool {
+        self.shape.first() == Some(&0)
     }
 
-    /// Bytes of the column's part of a row: a value, or the length of its blob.
-    fn bytes_in_row(&self) -> usize {
-        match self.codec.makes_blobs() {
-            true => Self::BLOB_LENGTH_BYTES,
-            false => self.bytes(),
+    /// The dimensions after the free one; all of a column that is not ragged.
+    pub fn inner_shape(&self) -> &[u32] {
+        &self.shape[usize::from(self.is_ragged())..]
+    }
+
+    /// Bytes of one element along the free dimension; of a whole value where the column is not ragged. Saturates;
+    /// [`TableConfig::validate`] bounds it.
+    pub fn element_bytes(&self) -> usize {
+        self.inner_shape().iter().fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
+    }
+
+    /// Most elements along the free dimension; 1 where the column is not ragged.
+    pub fn most_elements(&self) -> usize {
+        let fitting = TableConfig::MAX_STEP_BYTES as usize / self.element_bytes().max(1);
+        match (self.is_ragged(), self.max_length) {
+            (false, _) => 1,
+            (true, 0) => fitting,
+            (true, most) => fitting.min(most as usize),
         }
+    }
+
+    /// Bytes of the largest value, unpacked. Saturates as [`Self::element_bytes`].
+    pub fn bytes(&self) -> usize {
+        self.element_bytes().saturating_mul(self.most_elements())
+    }
+
+    /// Bytes of a value of fixed size; 0 where the column is ragged.
+    pub fn fixed_bytes(&self) -> usize {
+        if self.is_ragged() { 0 } else { self.bytes() }
+    }
+
+    /// Whether values are blobs beside the rows; otherwise they are raw inside them.
+    pub fn makes_blobs(&self) -> bool {
+        self.codec.makes_blobs() || self.is_ragged()
+    }
+
+    /// Bytes of the column's part of a row: a value, or the length of its blob, with the elements of a ragged one.
+    fn bytes_in_row(&self) -> usize {
+        match (self.makes_blobs(), self.is_ragged()) {
+            (false, _) => self.bytes(),
+            (true, ragged) => Self::BLOB_LENGTH_BYTES + Self::COUNT_BYTES * usize::from(ragged),
+        }
+    }
+
+    /// Bytes that a value counts for in the capacity of a table that sets no `capacity_bytes`.
+    fn capacity_bytes(&self) -> u64 {
+        match self.is_ragged() && self.max_length == 0 {
+            true => Self::RAGGED_BYTES,
+            false => self.bytes() as u64,
+        }
+    }
+
+    /// Shape in Python's words: `(None, 3)` of a ragged column.
+    pub fn shape_text(&self) -> String {
+        let free = self.is_ragged().then(|| "None".to_owned());
+        tuple(free.into_iter().chain(self.inner_shape().iter().map(u32::to_string)))
     }
 }
 
@@ -155,7 +217,7 @@ pub struct TableConfig {
     /// Steps it holds before the oldest chunk is evicted; at most 2^24.
     pub capacity: u64,
     /// Bytes of steps it holds before the oldest chunk is evicted: as stored, and [`Self::CHUNK_BYTES`] for each chunk. 0 derives
-    /// it from `capacity` unpacked steps, each a chunk. Excludes the index, see `Table::index_bytes`.
+    /// it from `capacity` unpacked steps, each a chunk, with 64 KiB for a ragged value without `max_length`. Excludes the index, see `Table::index_bytes`.
     #[serde(default)]
     pub capacity_bytes: u64,
     #[serde(default)]
@@ -324,8 +386,13 @@ impl TableConfig {
                     format!("column {name:?} has the part {part:?}, and a column with parts is no array: rename one")
                 })?;
             }
-            check(column.bytes() > 0, &|| format!("column {name:?} has an empty shape"))?;
-            step_bytes = step_bytes.saturating_add(column.bytes() as u64);
+            check(column.element_bytes() > 0, &|| {
+                format!("column {name:?} has an empty shape: only the first dimension may be free, for values of any length")
+            })?;
+            check(column.is_ragged() || column.max_length == 0, &|| {
+                format!("column {name:?} has a max_length and no free dimension: give it the shape (None, ...)")
+            })?;
+            step_bytes = step_bytes.saturating_add(column.element_bytes() as u64);
         }
         check(step_bytes <= Self::MAX_STEP_BYTES, &|| {
             format!("one step has {step_bytes} bytes; the limit is {}", Self::MAX_STEP_BYTES)
@@ -392,13 +459,13 @@ impl TableConfig {
         };
         Err(Error::Config(format!(
             "a window has {window} steps ({before} before the anchor, {after} after it){among}, and table {:?} holds {}: \
-             its first step would be gone before its last one arrives; take a shorter window, or a table with a larger \
-             capacity",
+             its first step would be gone before its last one arrives; take a shorter window (of a Trajectory: \
+             max_steps), or a table with a larger capacity",
             self.name, self.capacity
         )))
     }
 
-    /// Bytes of one row without its blobs: flags, raw columns and blob lengths.
+    /// Bytes of one row without its blobs: flags, raw columns, blob lengths and counts.
     pub fn row_bytes(&self) -> usize {
         1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()
     }
@@ -408,7 +475,7 @@ impl TableConfig {
         if self.capacity_bytes > 0 {
             return self.capacity_bytes;
         }
-        let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
+        let raw: u64 = self.columns.iter().map(Column::capacity_bytes).sum();
         self.capacity.saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
@@ -491,10 +558,10 @@ impl TableConfig {
     /// The columns that are not in `known`; all where only their order differs.
     fn columns_text(&self, known: &[Column]) -> String {
         let text = |column: &Column| {
-            let Column { name, dtype, codec, .. } = column;
-            let shape = tuple(&column.shape);
+            let Column { name, dtype, codec, max_length, .. } = column;
             let finite = if column.finite { "" } else { " finite=False" };
-            format!("{name}: {} {shape} {}{finite}", dtype.name(), codec.name())
+            let most = if *max_length == 0 { String::new() } else { format!(" max_length={max_length}") };
+            format!("{name}: {} {} {}{finite}{most}", dtype.name(), column.shape_text(), codec.name())
         };
         let reordered = self.columns != known
             && self.columns.len() == known.len()

@@ -125,7 +125,7 @@ impl<E: From<Error>> Writer<E> {
         config.check_window(streams, view.before(), view.after())?;
         // Each stream keeps a key row. The packer has two rows, and a chunk one more.
         let rows = u64::from(streams) + 3;
-        let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
+        let row_bytes = config.columns.iter().map(|column| column.fixed_bytes() as u64).sum::<u64>();
         allocation::check("a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
         let (writer, name) = (random_number(), options.name);
         let channel = open_channel(OpenWriter {
@@ -222,7 +222,7 @@ impl<E: From<Error>> Writer<E> {
     }
 
     /// Flushes and closes the writer, whatever the age of its parameters; after an error it stays open. Windows of unfinished episodes are
-    /// dropped.
+    /// dropped, and trajectories among them counted.
     pub fn close(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.closed {
             return Ok(());
@@ -237,6 +237,8 @@ impl<E: From<Error>> Writer<E> {
         self.push_sealed(wait)?;
         self.channel.close(wait)?;
         self.closed = true;
+        self.windows.iter_mut().for_each(EpisodeWindows::leave);
+        self.warn_of_dropped_windows();
         Ok(())
     }
 
@@ -272,7 +274,7 @@ impl<E: From<Error>> Writer<E> {
     /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
-        let DroppedWindows { by_reset, without_final_row, within_burn_in } = counters.dropped;
+        let DroppedWindows { by_reset, without_final_row, unfinished, within_burn_in } = counters.dropped;
         let dropped = counters.dropped.by_mistake();
         let few = match counters.items {
             0 => dropped + within_burn_in == 0,
@@ -285,7 +287,8 @@ impl<E: From<Error>> Writer<E> {
         tracing::warn!(
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
              that follows no terminated or truncated row, {without_final_row} too short without the final row of a truncated \
-             step; {within_burn_in} more ended within their burn_in",
+             step, {unfinished} trajectories whose episode had not ended when the writer closed; {within_burn_in} more ended within \
+             their burn_in",
             self.name,
             self.id.table,
             counters.items,

@@ -46,6 +46,7 @@ fn columns() -> Vec<Column> {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     vec![column("number", Dtype::Uint64, &[], Codec::None), column("frame", Dtype::Uint8, &[FRAME], Codec::Lz4)]
 }

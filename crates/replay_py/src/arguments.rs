@@ -87,7 +87,7 @@ pub fn view(value: &Bound<'_, PyAny>) -> PyResult<Option<ViewSpec>> {
     }
     let class = value.get_type();
     Err(PyTypeError::new_err(format!(
-        "a view is an NStep, Sequences or a Window, got {} {}",
+        "a view is an NStep, Sequences, a Trajectory or a Window, got {} {}",
         class.name()?,
         value.repr()?
     )))

@@ -33,12 +33,15 @@
 #   rows    `rows` times a row of fixed size; a row is
 #             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row, 16 difference,
 #                        32 reference (in replies alone)
-#             columns    each column whose codec is `none`, in the table's order, raw
+#             columns    each column of fixed shape whose codec is `none`, in the table's order, raw
 #             lengths    u32 for each other column, in the table's order: the length of its
 #                        blob, plus 2^31 where that is a difference
+#             counts     u32 for each ragged column, whose shape begins with 0, in the table's
+#                        order: the elements of its value along this dimension
 #   blobs   row after row, column after column: the blobs of the other columns. A blob as long
-#           as the raw column is the raw column; a longer one is refused. A shorter one, unless
-#           it is a difference, is packed by the column's codec:
+#           as the raw value is the raw value; a longer one is refused. A shorter one, unless
+#           it is a difference, is packed by the column's codec. The blob of a ragged column is
+#           empty where its count is 0, and never a difference:
 #             lz4        an LZ4 block, without a length prefix
 #             zstd       a zstd frame, without a dictionary
 #
@@ -200,7 +203,9 @@ struct Challenge {
 #    "samples_per_insert": 0.0, "slack": 0.0, "max_version_lag": 0, "view": {...}}
 #
 #   dtype                in NumPy's names
-#   codec                none, lz4, zstd; without one, by the size of a value
+#   shape                of one value; with 0 in the first place the column is ragged: each value has a length of its own
+#   max_length           the longest of these, in elements; 0, the default, sets no limit, and is left out
+#   codec                none, lz4, zstd; without one, by the size of a value, and none for ragged columns
 #   finite               writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
 #                        table's view; a server does not look into rows
 #   sampler              prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based

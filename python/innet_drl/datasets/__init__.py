@@ -36,7 +36,7 @@ from innet_drl.errors import naming_extras
 
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 
-View: TypeAlias = innet.NStep | innet.Sequences | innet.Window
+View: TypeAlias = innet.NStep | innet.Sequences | innet.Trajectory | innet.Window
 Convert: TypeAlias = Callable[[Iterator[rows.Block]], Iterator[rows.Block]]
 
 logger = logging.getLogger(__name__)

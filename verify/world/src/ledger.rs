@@ -18,18 +18,24 @@ const FRAME: usize = 16;
 /// Limit of an item's probability times the number of equal items. It is above 1 for items that came between a batch and the count, and for
 /// sums of servers that the batches before have changed: in 46,000 batches of 260 worlds it was 1.06 at most.
 const MOST_OF_EQUAL: f64 = 1.25;
-/// Bytes of a step in the rows of a batch: flags, writer, number, length of the frame.
-const ROW: usize = 1 + 8 + 8 + 4;
+/// Bytes of a step in the rows of a batch: flags, writer, number, lengths of the frame and of the words, number of words.
+const ROW: usize = 1 + 8 + 8 + 4 + 4 + 4;
 
 /// Definition of the table. It holds all steps of a world.
 pub fn table() -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
-    let columns = vec![Column::scalar("writer", Dtype::Uint64), Column::scalar("number", Dtype::Uint64), frame];
+    let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
+    let columns = vec![Column::scalar("writer", Dtype::Uint64), Column::scalar("number", Dtype::Uint64), frame, words];
     TableConfig::new(TABLE, columns, 1 << 16)
 }
 
 fn frame(writer: u64, number: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (31 * writer + 7 * number) as u8 ^ i as u8)
+}
+
+/// The bytes of the words of a step: none to four words.
+fn words(number: u64) -> Vec<u8> {
+    (0..number % 5).flat_map(|word| (number as u16).wrapping_add(word as u16).to_le_bytes()).collect()
 }
 
 /// Steps `first..first + rows` of a writer with one stream, of an unknown version. Each step whose window is complete becomes an item.
@@ -40,9 +46,10 @@ pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
         packed.push(if number == 0 { flags::FIRST } else { 0 });
         packed.extend(writer.to_le_bytes());
         packed.extend(number.to_le_bytes());
-        packed.extend((FRAME as u32).to_le_bytes());
+        let words = words(number).len() as u32;
+        packed.extend([FRAME as u32, words, words / 2].into_iter().flat_map(u32::to_le_bytes));
     }
-    packed.extend(numbers.clone().flat_map(|number| frame(writer, number)));
+    packed.extend(numbers.clone().flat_map(|number| [&frame(writer, number)[..], &words(number)].concat()));
     PushBody {
         chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32, version: 0 }],
         items: numbers
@@ -58,15 +65,17 @@ pub type Step = (u64, u64);
 
 /// The steps in rows with their blobs.
 fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
-    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-    let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
-    rows.map(|(row, blob)| {
+    let mut rest = blobs;
+    let rows = rows.chunks_exact(ROW).map(|row| {
         let step = (number(&row[1..9]), number(&row[9..17]));
-        assert_eq!(blob, frame(step.0, step.1), "the frame of {step:?}");
+        let blobs = [&frame(step.0, step.1)[..], &words(step.1)].concat();
+        rest = rest.strip_prefix(&blobs[..]).unwrap_or_else(|| panic!("the frame and the words of {step:?}"));
         step
-    })
-    .collect()
+    });
+    let steps = rows.collect();
+    assert!(rest.is_empty(), "blobs of the rows alone");
+    steps
 }
 
 /// A writer.

@@ -279,7 +279,7 @@ mod tests {
 
     fn config() -> TableConfig {
         let column =
-            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true, max_length: 0 };
         TableConfig::new("t", vec![column], 100)
     }
 

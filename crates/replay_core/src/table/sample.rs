@@ -18,7 +18,7 @@ use crate::processor::prefetch;
 use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
 use crate::schema::flags;
 use crate::sum_tree::{self, SampledLeaf};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use base::allocation::{self, check_size};
 
 use super::ids::ItemId;
@@ -196,12 +196,22 @@ impl Table {
 
     fn blocked_sample<T>(&self, reason: &str) -> Attempt<T> {
         let (table, mut hint) = (&self.config.name, String::new());
-        let [steps, expired] = [&self.counters.inserted_steps, &self.counters.expired_items]
-            .map(|counter| counter.load(Ordering::Relaxed));
-        if steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0 {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let [steps, late, expired] = [
+            &self.counters.inserted_steps,
+            &self.counters.late_items,
+            &self.counters.expired_items,
+        ]
+        .map(count);
+        if late > 0 && self.items.live() == 0 {
+            hint = format!(
+                "; {late} items came after their first step had been evicted: give the table a larger capacity, or the view shorter \
+                 windows (of a Trajectory: max_steps)"
+            );
+        } else if steps >= STEPS_OF_ITEMS && count(&self.counters.inserted_items) == 0 {
             hint = format!(
                 "; {steps} steps have arrived and made no item: is each the first of an episode (first=True, see \
-                 Writer.dropped_windows), or no episode longer than the burn_in of its view?"
+                 Writer.dropped_windows), or no episode longer than the burn_in of its view, or none of a Trajectory at its end?"
             );
         } else if expired > 0 {
             let lag = self.config.max_sample_lag;

@@ -139,7 +139,7 @@ impl BufferPool {
         let mut len = 0_usize;
         for spec in specs {
             spec.offset = len.saturating_add(Buffer::ALIGNMENT - 1) & !(Buffer::ALIGNMENT - 1);
-            len = spec.offset.saturating_add(items.saturating_mul(spec.item_bytes()));
+            len = spec.offset.saturating_add(spec.bytes(items));
         }
         check_size(
             "the arrays of a batch, in bytes,",
@@ -178,12 +178,13 @@ impl BufferPool {
     }
 }
 
-/// A named array with NumPy's description: element type, shape, strides and an offset into its buffer.
+/// A named array with NumPy's description: element type, shape, strides and an offset into its buffer. One whose items have different
+/// lengths has their values, one after the other, and the offsets of each level.
 #[derive(Clone)]
 pub struct Array {
     pub name: String,
     pub dtype: Dtype,
-    /// Elements along each dimension; the first is the batch.
+    /// Elements along each dimension; the first is the batch, or the values of all items.
     pub shape: Vec<usize>,
     /// Bytes from one element to the next along each dimension.
     pub strides: Vec<usize>,
@@ -193,6 +194,12 @@ pub struct Array {
     pub buffer: Arc<Buffer>,
     /// Whether other elements, of this array or of another one, may be the same bytes: true for observation stacks.
     pub shared: bool,
+    /// Where items have different lengths: int64, the first element of each part and the end. The outermost level counts the parts of
+    /// the next one, the last the values.
+    pub offsets: Vec<Array>,
+    /// Of a slice of such an array the step: of the outermost offsets every one of this number begins an item, and the one after it ends
+    /// the item.
+    pub step: Option<usize>,
 }
 
 impl Array {
@@ -211,6 +218,16 @@ impl Array {
     /// `count` items from `first` on, `step` apart, in the same buffer.
     pub fn items(&self, first: usize, count: usize, step: usize) -> Self {
         let mut items = self.clone();
+        if let Some(outer) = items.offsets.first_mut() {
+            // The values stay: the offsets tell which are of these items.
+            let own = self.step.unwrap_or(1);
+            items.step = Some(own * step);
+            *outer = match count.checked_sub(1) {
+                Some(last) => outer.items(first * own, last * own * step + 2, 1),
+                None => outer.items(0, 1, 1),
+            };
+            return items;
+        }
         // Without items the offset stays in the buffer.
         items.offset += first * self.strides[0] * usize::from(count > 0);
         items.shape[0] = count;
@@ -218,6 +235,11 @@ impl Array {
             items.strides[0] *= step;
         }
         items
+    }
+
+    /// The array itself, and its offsets.
+    pub fn with_offsets(&self) -> impl Iterator<Item = &Array> {
+        std::iter::once(self).chain(&self.offsets)
     }
 
     /// Offset in the buffer of the end of the last element.
@@ -276,7 +298,7 @@ pub struct Rejected {
 }
 
 pub struct Batch {
-    /// Items: the first dimension of every array. Fewer than were sampled where some are rejected.
+    /// Items of every array. Fewer than were sampled where some are rejected.
     pub len: usize,
     pub arrays: Vec<Array>,
     /// Items whose data does not decode, to be reported.
@@ -289,18 +311,30 @@ impl Batch {
     }
 }
 
-/// An array of a batch that is still to be filled: each item has the same number of its bytes.
+/// An array of a batch that is still to be filled: each item, or each of its rows, has the same number of its bytes.
 pub(super) struct ArraySpec {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
+    /// Its first dimension; `None` for the items of the batch.
+    rows: Option<usize>,
     /// Offset in the buffer of the batch, see [`BufferPool::take`].
     offset: usize,
 }
 
 impl ArraySpec {
     pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
-        ArraySpec { name: name.to_owned(), dtype, shape, offset: 0 }
+        ArraySpec { name: name.to_owned(), dtype, shape, rows: None, offset: 0 }
+    }
+
+    /// An array of as many `rows`, whatever the number of items.
+    pub(super) fn of_rows(name: &str, dtype: Dtype, shape: Vec<usize>, rows: usize) -> Self {
+        ArraySpec { rows: Some(rows), ..ArraySpec::new(name, dtype, shape) }
+    }
+
+    /// The part of the buffer of another array, of no more bytes.
+    pub(super) fn in_place_of(self, other: &ArraySpec) -> Self {
+        ArraySpec { offset: other.offset, ..self }
     }
 
     /// An array of `steps` values of a column for each item; without that dimension where `steps` is `None`.
@@ -310,21 +344,34 @@ impl ArraySpec {
         ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
     }
 
+    pub(super) fn named(self, name: &str) -> Self {
+        ArraySpec { name: name.to_owned(), ..self }
+    }
+
     /// Bytes of one item; saturates, [`BufferPool::take`] bounds it.
     pub(super) fn item_bytes(&self) -> usize {
         self.shape.iter().fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
+    /// Whether its first dimension is the items of the batch.
+    pub(super) fn is_of_items(&self) -> bool {
+        self.rows.is_none()
+    }
+
+    fn bytes(&self, items: usize) -> usize {
+        self.rows.unwrap_or(items).saturating_mul(self.item_bytes())
+    }
+
     /// The contiguous array of `items` in a filled buffer.
     pub(super) fn array(&self, items: usize, buffer: Arc<Buffer>) -> Array {
-        let mut shape = vec![items];
+        let mut shape = vec![self.rows.unwrap_or(items)];
         shape.extend(&self.shape);
         let mut strides = vec![self.dtype.bytes(); shape.len()];
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
         }
         let (name, dtype, offset) = (self.name.clone(), self.dtype, self.offset);
-        Array { name, dtype, shape, strides, offset, buffer, shared: false }
+        Array { name, dtype, shape, strides, offset, buffer, shared: false, offsets: Vec::new(), step: None }
     }
 }
 
@@ -332,7 +379,7 @@ impl ArraySpec {
 pub(super) fn split<'b>(specs: &[ArraySpec], items: usize, buffer: &'b mut Buffer) -> Vec<&'b mut [u8]> {
     let (mut rest, mut at) = (buffer.as_mut_slice(), 0);
     let mut next = |spec: &ArraySpec| {
-        let bytes = items * spec.item_bytes();
+        let bytes = spec.bytes(items);
         let (taken, left) = std::mem::take(&mut rest).split_at_mut(spec.offset - at + bytes);
         let array = &mut taken[spec.offset - at..];
         (rest, at) = (left, spec.offset + bytes);

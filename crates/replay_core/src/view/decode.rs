@@ -12,6 +12,7 @@ use base::wait::lock;
 
 use super::Padding;
 use super::batch::{self, Array, ArraySpec, Buffer, Copies};
+use super::ragged::RaggedArray;
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
 use crate::codec::Codec;
 use crate::difference::Patched;
@@ -53,6 +54,10 @@ impl<'a> Unpacker<'a> {
 
     pub(super) fn bytes(&self, column: usize) -> usize {
         self.layout.columns[column].bytes
+    }
+
+    pub(super) fn fixed_columns(&self) -> impl Iterator<Item = usize> + use<'a> {
+        self.layout.fixed_columns()
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -182,9 +187,19 @@ impl<'a> RowParts<'a> {
     }
 }
 
-impl SampledRow<'_> {
+impl<'a> SampledRow<'a> {
     pub(super) fn has(self, flag: u8) -> bool {
         self.parts.has(flag)
+    }
+
+    /// Flags, raw values, blob lengths and counts.
+    pub(super) fn fields(self) -> &'a [u8] {
+        self.parts.fields
+    }
+
+    /// The row without its relation to others.
+    pub(super) fn alone(self) -> Self {
+        SampledRow { role: KeyRole::Alone, ..self }
     }
 }
 
@@ -205,6 +220,11 @@ impl<'a> Steps<'a> {
     /// The row of a step; 0 is the anchor's.
     pub(super) fn row(self, step: usize) -> SampledRow<'a> {
         self.window.rows.row(self.window.first + self.window.before + step)
+    }
+
+    /// The row of a known observation.
+    pub(super) fn observation(self, step: usize) -> Option<SampledRow<'a>> {
+        (step < self.observations).then(|| self.row(step))
     }
 }
 
@@ -351,6 +371,11 @@ pub(super) trait ArraysOfView: Send + Sync {
 
     fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec>;
 
+    /// The arrays whose items have different lengths. Rows of a window that `fill` refuses are not read.
+    fn ragged<'a>(&self, _layout: &RowLayout, _windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        Vec::new()
+    }
+
     /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
     fn fill<'a>(
         &self,
@@ -422,24 +447,35 @@ impl Fillers {
         Ok(Fillers { others: (threads > 1).then(|| start(threads - 1)).transpose()? })
     }
 
-    /// Fills the first arrays of a batch, item by item. Returns the failed items and the reasons, in order.
+    /// Fills the first arrays of a batch, item by item: those of `specs`, and after them the ragged ones. Returns the failed items and the
+    /// reasons, in order; `failed` has those that are known.
     pub(super) fn fill_arrays<'a>(
         &self,
         layout: &'a RowLayout,
         windows: &[SampledWindow<'a>],
-        specs: &[ArraySpec],
+        (specs, ragged): (&[ArraySpec], &[RaggedArray<'a>]),
         buffer: &mut Buffer,
         (view, short): (&dyn ArraysOfView, bool),
+        failed: Vec<(usize, String)>,
     ) -> Vec<(usize, String)> {
         let bytes = buffer.len();
-        let arrays = batch::split(specs, windows.len(), buffer).into_iter().zip(specs);
-        let mut rest: Vec<_> = arrays.map(|(bytes, spec)| bytes.chunks_mut(PART_ITEMS * spec.item_bytes())).collect();
+        let fixed = specs.iter().take_while(|spec| spec.is_of_items()).count();
+        let mut arrays = batch::split(specs, windows.len(), buffer).into_iter();
+        let arrays_and_specs = arrays.by_ref().take(fixed).zip(specs);
+        let mut rest: Vec<_> =
+            arrays_and_specs.map(|(bytes, spec)| bytes.chunks_mut(PART_ITEMS * spec.item_bytes())).collect();
+        // The values follow the offsets.
+        let mut values: Vec<_> = ragged.iter().filter_map(|array| arrays.nth(array.depth())).collect();
         let parts = windows.chunks(PART_ITEMS).enumerate().map(|(part, windows)| {
-            let arrays: Vec<_> = rest.iter_mut().map_while(Iterator::next).collect();
-            (part * PART_ITEMS, windows, arrays)
+            let first = part * PART_ITEMS;
+            let mut arrays: Vec<_> = rest.iter_mut().map_while(Iterator::next).collect();
+            arrays.extend(ragged.iter().zip(&mut values).map(|(array, values)| {
+                values.split_off_mut(..array.bytes(first..first + windows.len())).unwrap_or_default()
+            }));
+            (first, windows, arrays)
         });
         let parts = Mutex::new(parts);
-        let failures = Mutex::new(Vec::new());
+        let failures = Mutex::new(failed);
         let work = || {
             let mut unpacker = Unpacker::new(layout, Copies::to_batch(bytes));
             let mut reasons = vec![None; PART_ITEMS];
@@ -448,7 +484,11 @@ impl Fillers {
                     return;
                 };
                 let reasons = &mut reasons[..windows.len()];
-                view.fill(&mut unpacker, short, windows, &mut arrays, reasons);
+                let (arrays, values) = arrays.split_at_mut(fixed);
+                view.fill(&mut unpacker, short, windows, arrays, reasons);
+                for (array, values) in ragged.iter().zip(values) {
+                    array.fill(&mut unpacker, first..first + windows.len(), values, reasons);
+                }
                 let failed = reasons.iter_mut().enumerate();
                 let failed = failed.filter_map(|(index, reason)| Some((first + index, reason.take()?)));
                 lock(&failures).extend(failed);
@@ -480,7 +520,8 @@ impl Fillers {
             _ => work(),
         }
         let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failures.sort_unstable_by_key(|(item, _)| *item);
+        failures.sort_by_key(|(item, _)| *item);
+        failures.dedup_by_key(|(item, _)| *item);
         failures
     }
 }

@@ -1,11 +1,14 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them, with importance weights. `decode` unpacks rows and blobs,
-//! in several threads, `nstep` and `sequence` lay them out, `batch` has the arrays and their memory. [`mix`](crate::mix) mixes the shares of a
+//! in several threads, `nstep` and `sequence` lay them out, `ragged` those whose items have different lengths, `batch` has the arrays and
+//! their memory. [`mix`](crate::mix) mixes the shares of a
 //! batch.
 
 mod batch;
 mod decode;
 mod nstep;
+mod ragged;
 mod sequence;
+mod trajectory;
 
 use std::sync::Arc;
 
@@ -20,7 +23,7 @@ use crate::processor;
 use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
-pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, ViewSpec, Window};
+pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, Trajectory, ViewSpec, Window};
 pub use batch::{Array, Batch, Buffer, Lender, Rejected, Storage};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +67,7 @@ impl Decoder {
             ViewSpec::NStep(spec) => Box::new(nstep::NStepView::new(spec.clone(), config)?),
             ViewSpec::Sequences(spec) => Box::new(sequence::SequenceView::new(spec.clone(), config)?),
             ViewSpec::Window(spec) => Box::new(*spec),
+            ViewSpec::Trajectory(spec) => Box::new(trajectory::TrajectoryView::new(spec.clone(), config)?),
         };
         Self::over(config, view, options)
     }
@@ -124,6 +128,12 @@ impl Decoder {
             None => &windows,
         };
         let of_view = specs.len();
+        let (mut ragged, mut failed) = (self.view.ragged(&self.layout, windows), Vec::new());
+        for array in &mut ragged {
+            array.read_counts(&self.layout, &mut failed);
+            specs.extend(array.specs(&self.layout));
+        }
+        let with_ragged = specs.len();
         let of_items = [
             ("weights", Dtype::Float32),
             ("probabilities", Dtype::Float64),
@@ -136,13 +146,23 @@ impl Decoder {
         specs.extend(of_items.map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
         let mut buffer = self.pool.take(&mut specs, windows.len())?;
         let view = (&*self.view, short);
-        let failed = self.fillers.fill_arrays(&self.layout, windows, &specs[..of_view], &mut buffer, view);
-        let mut parts = batch::split(&specs, windows.len(), &mut buffer);
+        let arrays = (&specs[..with_ragged], &ragged[..]);
+        let failed = self.fillers.fill_arrays(&self.layout, windows, arrays, &mut buffer, view, failed);
         if !failed.is_empty() {
-            for (bytes, spec) in parts.iter_mut().zip(&specs[..of_view]) {
+            let mut parts = batch::split(&specs, windows.len(), &mut buffer).into_iter();
+            for (spec, bytes) in specs[..of_view].iter().zip(parts.by_ref()) {
                 decode::remove_items(bytes, spec.item_bytes(), &failed);
             }
+            let mut shorter = Vec::new();
+            for array in &mut ragged {
+                array.remove_items(parts.nth(array.depth()).unwrap_or_default(), &failed);
+                shorter.extend(array.specs(&self.layout));
+            }
+            for (spec, shorter) in specs[of_view..].iter_mut().zip(shorter) {
+                *spec = shorter.in_place_of(spec);
+            }
         }
+        let mut parts = batch::split(&specs, windows.len(), &mut buffer);
 
         let len = windows.len() - failed.len();
         let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
@@ -157,7 +177,11 @@ impl Decoder {
         let kept = items.iter().map(|&item| &sampled.items[item]);
         let probabilities = kept.clone().map(|item| item.probability);
         let weights = importance_weights(probabilities.clone(), sampled.min_probability, beta, self.normalization)?;
-        if let [of_weights, of_probabilities, ids, ages, others @ ..] = &mut parts[of_view..] {
+        let mut rest = &mut parts[of_view..with_ragged];
+        for array in &ragged {
+            array.put_offsets(rest.split_off_mut(..array.depth() + 1).unwrap_or_default());
+        }
+        if let [of_weights, of_probabilities, ids, ages, others @ ..] = &mut parts[with_ragged..] {
             let (versions, tables) = others.split_at_mut(usize::from(self.has_versions));
             put(of_weights, weights.into_iter().map(f32::to_ne_bytes));
             put(of_probabilities, probabilities.map(f64::to_ne_bytes));
@@ -172,7 +196,11 @@ impl Decoder {
         }
         let buffer = Arc::new(buffer);
         let mut arrays = self.view.arrays(short, &specs[..of_view], len, &buffer);
-        arrays.extend(batch::whole_arrays(&specs[of_view..], len, &buffer));
+        let mut rest = &specs[of_view..with_ragged];
+        arrays.extend(ragged.iter().map(|array| {
+            array.array(rest.split_off(..array.depth() + 1).unwrap_or_default(), &buffer)
+        }));
+        arrays.extend(batch::whole_arrays(&specs[with_ragged..], len, &buffer));
         Ok(Batch { len, arrays, rejected })
     }
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
 use super::decode::{ArraysOfView, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::ragged::RaggedArray;
 use super::{NStep, REWARD};
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -33,19 +34,23 @@ use crate::view_spec::{self, Part, find_scalar};
 pub(super) struct NStepView {
     spec: NStep,
     parts: Vec<Part>,
+    /// The parts of any length, which have no stack.
+    ragged_parts: Vec<Part>,
     reward: usize,
     /// Every column that is returned as it is at the anchor.
     others: Vec<usize>,
+    ragged_others: Vec<usize>,
 }
 
 impl NStepView {
     pub(super) fn new(spec: NStep, config: &TableConfig) -> Result<Self> {
         let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
-        let others = (0..config.columns.len())
+        let (ragged_others, others) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
-            .collect();
-        Ok(NStepView { spec, parts, reward, others })
+            .partition(|&column| config.columns[column].is_ragged());
+        let (ragged_parts, parts) = parts.into_iter().partition(|part| config.columns[part.column].is_ragged());
+        Ok(NStepView { spec, parts, ragged_parts, reward, others, ragged_others })
     }
 
     fn n(&self) -> usize {
@@ -88,6 +93,25 @@ impl ArraysOfView for NStepView {
         specs.push(ArraySpec::new("discount", Dtype::Float32, vec![]));
         specs.extend(self.others.iter().map(|&column| ArraySpec::of_column(layout, column, None)));
         specs
+    }
+
+    /// The observations of any length, with the next ones, and the other columns of any length.
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        if self.ragged_parts.is_empty() && self.ragged_others.is_empty() {
+            return Vec::new();
+        }
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.n()).ok()).collect();
+        let of = |name: &str, column: usize, distance: &dyn Fn(&Steps<'a>) -> usize| {
+            let rows = steps.iter().map(|steps| steps.and_then(|steps| steps.observation(distance(&steps))));
+            RaggedArray::of_values(layout, name, column, rows)
+        };
+        let observations = self.ragged_parts.iter().map(|part| of(&part.array, part.column, &|_| 0));
+        let others = self.ragged_others.iter();
+        let others = others.map(|&column| of(&layout.columns[column].column.name, column, &|_| 0));
+        let following = self.ragged_parts.iter();
+        let following =
+            following.map(|part| of(&format!("next_{}", part.array), part.column, &|steps| self.distance(steps)));
+        observations.chain(others).chain(following).collect()
     }
 
     fn fill<'a>(

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{ArraysOfView, SampledRow, SampledWindow, Unpacker, for_each, steps_of};
+use super::decode::{ArraysOfView, SampledRow, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::ragged::RaggedArray;
 use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -20,6 +21,14 @@ pub(super) struct SequenceView {
     /// Columns returned at the first step.
     state: Vec<usize>,
     /// Columns returned at every step.
+    others: Vec<usize>,
+    /// Of each of these the columns of any length.
+    ragged: RaggedColumns,
+}
+
+struct RaggedColumns {
+    parts: Vec<Part>,
+    state: Vec<usize>,
     others: Vec<usize>,
 }
 
@@ -35,14 +44,19 @@ impl SequenceView {
     pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
         let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
-        let (state, others) = (0..config.columns.len())
+        let is_ragged = |column: usize| config.columns[column].is_ragged();
+        let (state, others): (Vec<_>, Vec<_>) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
             .partition(|&column| {
                 let name = &config.columns[column].name;
                 let mut state = spec.state.iter();
                 state.any(|state| view_spec::has_column(state, name))
             });
-        Ok(SequenceView { spec, parts, reward, state, others })
+        let (ragged_parts, parts) = parts.into_iter().partition(|part| is_ragged(part.column));
+        let (ragged_state, state) = state.into_iter().partition(|&column| is_ragged(column));
+        let (ragged_others, others) = others.into_iter().partition(|&column| is_ragged(column));
+        let ragged = RaggedColumns { parts: ragged_parts, state: ragged_state, others: ragged_others };
+        Ok(SequenceView { spec, parts, reward, state, others, ragged })
     }
 
     fn steps(&self) -> usize {
@@ -64,6 +78,29 @@ impl ArraysOfView for SequenceView {
         specs.extend(self.state.iter().map(|&column| ArraySpec::of_column(layout, column, None)));
         specs.extend(self.others.iter().map(|&column| ArraySpec::of_column(layout, column, Some(steps))));
         specs
+    }
+
+    /// The columns of any length: observations, state columns, other columns.
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        let RaggedColumns { parts, state, others } = &self.ragged;
+        if parts.is_empty() && state.is_empty() && others.is_empty() {
+            return Vec::new();
+        }
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.steps()).ok()).collect();
+        let name = |column: usize| layout.columns[column].column.name.as_str();
+        let of_steps = |name: &str, column: usize, slots: usize, row: &dyn Fn(Steps<'a>, usize) -> Option<SampledRow<'a>>| {
+            let items = steps.iter().map(|steps| (0..slots).map(move |slot| steps.and_then(|steps| row(steps, slot))));
+            RaggedArray::of_rows(layout, name, column, items)
+        };
+        let observations =
+            parts.iter().map(|part| of_steps(&part.array, part.column, self.steps() + 1, &Steps::observation));
+        let state = state.iter().map(|&column| {
+            let rows = steps.iter().map(|steps| steps.map(|steps| steps.row(0)));
+            RaggedArray::of_values(layout, name(column), column, rows)
+        });
+        let of_step = |steps: Steps<'a>, step: usize| (step < steps.all).then(|| steps.row(step));
+        let others = others.iter().map(|&column| of_steps(name(column), column, self.steps(), &of_step));
+        observations.chain(state).chain(others).collect()
     }
 
     fn fill<'a>(
@@ -142,8 +179,20 @@ impl ArraysOfView for Window {
     fn specs(&self, layout: &RowLayout, _short: bool) -> Vec<ArraySpec> {
         let bits = ["mask"].into_iter().chain(FLAGS.map(|(name, _)| name));
         let mut specs: Vec<_> = bits.map(|name| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])).collect();
-        specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
+        specs.extend(layout.fixed_columns().map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
         specs
+    }
+
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        let before = self.before as isize;
+        let columns = layout.ragged_columns.iter().map(|&column| {
+            let rows = |window: &SampledWindow<'a>| {
+                let window = *window;
+                (0..self.rows() as isize).map(move |slot| window.row(slot - before))
+            };
+            RaggedArray::of_rows(layout, &layout.columns[column].column.name, column, windows.iter().map(rows))
+        });
+        columns.collect()
     }
 
     fn fill<'a>(
@@ -165,7 +214,7 @@ impl ArraysOfView for Window {
                 Ok(())
             });
         }
-        for (column, values) in columns.iter_mut().enumerate() {
+        for (column, values) in unpacker.fixed_columns().zip(columns) {
             let bytes = unpacker.bytes(column);
             for_each([values], failed, |item, [values]| {
                 for (slot, value) in values.chunks_exact_mut(bytes).enumerate() {

@@ -34,6 +34,7 @@ pub fn config(capacity: u64) -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig {
         priority_exponent: 1.0,

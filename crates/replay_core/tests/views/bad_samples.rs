@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use replay_core::error::Error;
 use replay_core::replay::{Sampled, SampledItem};
 use replay_core::schema::{Codec, flags};
-use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec, Window};
+use replay_core::view::{DecodeOptions, Decoder, Normalization, Trajectory, ViewSpec, Window};
 
 use crate::arrays::codecs;
 use crate::bad_input::{decoder, decoder_of, n_step, sequence};
@@ -199,6 +199,9 @@ fn views() -> impl Strategy<Value = ViewSpec> {
         (1..=4u16, 1..=5u16).prop_map(|(stack, n)| n_step(stack, n)),
         (1..=4u16, 0..=3u16).prop_map(|(length, burn_in)| sequence(length, burn_in)),
         (0..=3u16, 0..=3u16).prop_map(|(before, after)| ViewSpec::Window(Window { before, after })),
+        (1..=4u16).prop_map(|max_steps| {
+            ViewSpec::Trajectory(Trajectory { max_steps, observation: "frame".into(), ..Trajectory::default() })
+        }),
     ]
 }
 

@@ -8,7 +8,9 @@ mod environment;
 mod in_process;
 mod not_finite;
 mod oracle;
+mod ragged;
 mod recorder;
+mod trajectories;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

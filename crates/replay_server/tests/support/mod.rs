@@ -156,6 +156,7 @@ pub fn queue(name: &str) -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig {
         sampler: Sampler::Fifo,

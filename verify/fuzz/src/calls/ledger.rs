@@ -9,13 +9,14 @@ use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 pub const TABLES: [&str; 3] = ["one", "two", "three"];
 
 const FRAME: usize = 16;
-/// Bytes of a step in the rows of a batch: flags, number, length of the frame.
-const ROW: usize = 1 + 8 + 4;
+/// Bytes of a step in the rows of a batch: flags, number, lengths of the frame and of the words, number of words.
+const ROW: usize = 1 + 8 + 4 + 4 + 4;
 
 /// A table whose settings depend on `kind`.
 pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
-    let mut config = TableConfig::new(name, vec![Column::scalar("number", Dtype::Uint64), frame], capacity);
+    let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
+    let mut config = TableConfig::new(name, vec![Column::scalar("number", Dtype::Uint64), frame, words], capacity);
     config.sampler = match kind % 7 {
         0 => Sampler::Prioritized,
         1 => Sampler::Uniform,
@@ -72,6 +73,11 @@ fn frame(code: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (code as u8).wrapping_mul(31).wrapping_add(i as u8))
 }
 
+/// The bytes of the words of a step: none to four words.
+fn words(code: u64) -> Vec<u8> {
+    (0..code % 5).flat_map(|word| (code as u16).wrapping_add(word as u16).to_le_bytes()).collect()
+}
+
 /// A chunk of consecutive steps, as a writer packs it.
 pub fn pack(generation: u16, first: Step, rows: u32) -> Vec<u8> {
     let codes = (0..rows).map(|row| {
@@ -83,23 +89,26 @@ pub fn pack(generation: u16, first: Step, rows: u32) -> Vec<u8> {
         let first = code as u32 == 0;
         packed.push(if first { flags::FIRST } else { 0 });
         packed.extend(code.to_le_bytes());
-        packed.extend((FRAME as u32).to_le_bytes());
+        let words = words(code).len() as u32;
+        packed.extend([FRAME as u32, words, words / 2].into_iter().flat_map(u32::to_le_bytes));
     }
-    packed.extend(codes.flat_map(frame));
+    packed.extend(codes.flat_map(|code| [&frame(code)[..], &words(code)].concat()));
     packed
 }
 
 /// The steps in rows with their blobs.
 fn unpack(generation: u16, rows: &[u8], blobs: &[u8]) -> Vec<Step> {
     assert_eq!(rows.len() / ROW * ROW, rows.len(), "whole rows");
-    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
-    let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
-    rows.map(|(row, blob)| {
+    let mut rest = blobs;
+    let rows = rows.chunks_exact(ROW).map(|row| {
         let code = u64::from_le_bytes(row[1..9].try_into().expect("eight bytes"));
-        assert_eq!(blob, frame(code), "the frame of {code:x}");
+        let blobs = [&frame(code)[..], &words(code)].concat();
+        rest = rest.strip_prefix(&blobs[..]).unwrap_or_else(|| panic!("the frame and the words of {code:x}"));
         Step::of_code(code, generation)
-    })
-    .collect()
+    });
+    let steps = rows.collect();
+    assert!(rest.is_empty(), "blobs of the rows alone");
+    steps
 }
 
 /// Asserts that each step follows the one before.
