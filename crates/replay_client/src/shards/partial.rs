@@ -192,6 +192,7 @@ impl PartialBatch {
             rows: Bytes::from(rows),
             blobs,
             shares,
+            lease: 0,
             credit: None,
         })
     }
@@ -235,6 +236,7 @@ mod tests {
             rows: Bytes::new(),
             blobs: Vec::new(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         }
     }
