@@ -127,6 +127,17 @@ class Batch:
     def __contains__(self, name: object, /) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
+    def acknowledge(self, timeout: float | None = 60.0) -> None:
+        """Ends the lease of a batch whose items are processed (`acknowledge=True` in `Replay.batches`): they leave the
+        table for good, once they have no samples left.
+
+        Raises:
+            LeaseError: The batch was acknowledged before; or its lease is over, since its iterator was closed, its
+                connection broke or its `lease` seconds have passed, and its items come again. Nothing was changed.
+            ConfigError: A batch without a lease, which parts of batches and unpickled ones are, too.
+        """
+    @property
+    def _lease(self) -> _Lease | None: ...
     def keys(self) -> list[str]:
         """Names of the arrays and structures, so that `**batch` passes them."""
     def values(self) -> list[Any]:
@@ -735,6 +746,8 @@ class Replay(_ContextManager):
         device: None = None,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
+        acknowledge: bool = False,
+        lease: float | None = None,
         timeout: float | None = 60.0,
         writers_timeout: float | None = 60.0,
         threads: int | None = None,
@@ -751,6 +764,13 @@ class Replay(_ContextManager):
         follows every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead
         and one more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
         many more as the round trip needs: at most 64, and 64 MiB of replies.
+
+        With `acknowledge` the items of a batch belong to their reader from `next` until `Batch.acknowledge`: they stay in
+        the table, which counts them as unread, and no other reader gets them. If the iterator is closed, its connection
+        breaks, its process dies, or the batch is not acknowledged within `lease` seconds (`None`: no limit), they
+        return to where they were. Batches sampled ahead return, too. So each item of a `Table.queue` is processed at
+        least once, and exactly once where no reader dies or is late. For one table with `max_times_sampled`, in this
+        process or on one server; tables that are no queues may evict such items.
         """
     @overload
     def batches(
@@ -764,6 +784,8 @@ class Replay(_ContextManager):
         device: str | torch.device,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
+        acknowledge: bool = False,
+        lease: float | None = None,
         timeout: float | None = 60.0,
         writers_timeout: float | None = 60.0,
         threads: int | None = None,
@@ -1114,6 +1136,12 @@ def run_server_cli(arguments: Sequence[str]) -> int:
 
 def _restored_batch(len: int, memory: tuple[NDArray[np.uint8], list[Any]]) -> Batch:
     """The batch that was pickled."""
+
+@final
+class _Lease:
+    """The lease of a batch, which a batch of tensors takes over."""
+
+    def acknowledge(self, timeout: float | None = 60.0) -> None: ...
 
 @final
 class _Checked:

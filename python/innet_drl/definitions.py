@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self, SupportsFloat, TypeAlias, get_a
 import numpy as np
 
 from innet_drl._core import _Checked
-from innet_drl.errors import ConfigError
+from innet_drl.errors import ConfigError, TableError
 from innet_drl.structures import check_part
 
 __all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Trajectory", "Window"]
@@ -41,6 +41,7 @@ _RANGES = {
     "n": (1, 1024),
     "period": (1, 65_535),
     "priority_unit_log2": (-30, 0),
+    "queue_size": (0, 1 << 24),
     "stack": (1, 1024),
 }
 """Integers by their names, for errors: the core checks them, but reads none beyond its integer types."""
@@ -432,6 +433,7 @@ class Table(_Definition):
             and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
             `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave
             fewer samples than the ratio expects: writers then continue as soon as a sample waits.
+        queue_size: Items for which a queue has room, see `queue`; 0 is no queue.
         max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
             stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
         parameters: Name of the parameters (`Replay.put_parameters`) that the steps come from. A step has the version
@@ -459,6 +461,7 @@ class Table(_Definition):
     min_size: int = 1
     samples_per_insert: float = 0.0
     slack: float = 0.0
+    queue_size: int = 0
     max_version_lag: int = 0
     parameters: str | None = None
     max_sample_lag: int = 0
@@ -478,6 +481,41 @@ class Table(_Definition):
         for kind, view in (settings.pop("view", None) or {}).items():
             settings["view"] = views[kind](**view)
         return cls(columns=columns, **settings)
+
+    @classmethod
+    def queue(
+        cls,
+        name: str,
+        columns: Mapping[str, Column | Any],
+        size: int,
+        *,
+        capacity: int | None = None,
+        max_times_sampled: int = 1,
+        **settings: Any,
+    ) -> Self:
+        """A queue: first in, first out, each item once. It loses no item.
+
+        A push waits while `size` items are unread, and nothing unread is evicted. A push is applied as a whole, so its
+        other items may be more than that; a sample has at most `size` items. Steps take their room until all items of
+        their chunk are read. Readers whose items must survive them acknowledge their batches: see `Replay.batches`.
+
+        Args:
+            name: As in `Table`.
+            columns: As in `Table`.
+            size: Items for which it has room, 1 to 2^24: `queue_size`.
+            capacity: As in `Table`, but pushes wait while it is full. By default 16 steps for each item, at least 4,096
+                and at most 2^24: give more for longer items.
+            max_times_sampled: Batches that get each item.
+            **settings: As in `Table`.
+
+        Raises:
+            TableError: As in `Table`.
+        """
+        if not 1 <= _integer("queue_size", size) <= 1 << 24:
+            raise TableError(f"the size of a queue is 1 to 2^24 items, got {size}")
+        steps = min(max(16 * size, 4096), 1 << 24) if capacity is None else capacity
+        settings |= {"sampler": "fifo", "max_times_sampled": max_times_sampled, "queue_size": size}
+        return cls(name, columns, steps, **settings)
 
     @classmethod
     def from_spaces(

@@ -89,13 +89,14 @@ class TorchBatch:
     `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_items")
+    __slots__ = ("__weakref__", "_arrays", "_items", "_lease")
 
     ids: NDArray[np.uint64]
 
-    def __init__(self, items: int, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, items: int, arrays: Mapping[str, Any], lease: _core._Lease | None = None) -> None:
         self._items = items
         self._arrays = arrays
+        self._lease = lease
 
     def __getattr__(self, name: str) -> Any:
         """The tensor of this name, or a dictionary or tuple of them."""
@@ -121,6 +122,15 @@ class TorchBatch:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
+
+    def acknowledge(self, timeout: float | None = 60.0) -> None:
+        """As `Batch.acknowledge`."""
+        if self._lease is None:
+            raise ConfigError(
+                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and no "
+                "copies"
+            )
+        self._lease.acknowledge(timeout)
 
     def keys(self) -> KeysView[str]:
         """Names of the arrays, so that `**batch` passes them."""
@@ -151,7 +161,7 @@ class TorchBatch:
         return self._items, map_leaves(lambda array: torch.as_tensor(array).cpu().numpy(), dict(self._arrays))
 
     def __setstate__(self, state: tuple[int, dict[str, Any]]) -> None:
-        self._items, arrays = state
+        (self._items, arrays), self._lease = state, None
         self._arrays = {**map_leaves(torch.from_numpy, arrays), "ids": arrays["ids"]}
 
     def __repr__(self) -> str:
@@ -201,7 +211,7 @@ class TorchBatches:
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, copied at once. The call waits for the copy."""
     if device == _CPU or device.type == "cpu":
-        return TorchBatch(len(batch), batch._wrapped(torch.from_numpy))
+        return TorchBatch(len(batch), batch._wrapped(torch.from_numpy), batch._lease)
     flat, layout = batch._memory()
     return _tensors(batch, tensor_on(flat, device), layout)
 
@@ -214,7 +224,7 @@ def _tensors(batch: _core.Batch, flat: torch.Tensor, layout: list[tuple[Any, ...
             elements = (flat.numel() - offset) // dtype.itemsize
             piece = flat[offset : offset + elements * dtype.itemsize]
             tensors[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
-    return TorchBatch(len(batch), batch._nested(tensors))
+    return TorchBatch(len(batch), batch._nested(tensors), batch._lease)
 
 
 class _Upload:

@@ -101,6 +101,11 @@ pub enum Error {
         /// The writer's name, or its number if the name is not known.
         writer: String,
     },
+    /// A batch whose lease is over.
+    #[error(
+        "{leases} of the batches of table {table:?} have no lease: they were acknowledged before, or their time (lease) or their reader's connection has ended, and their items are back in their places; nothing was changed"
+    )]
+    Lease { table: String, leases: usize },
     /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
     Misuse(String),

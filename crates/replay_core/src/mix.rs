@@ -169,6 +169,7 @@ mod tests {
             rows: vec![7; probabilities.len()].into(),
             blobs: Vec::new(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         };
         let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]).unwrap();

@@ -108,6 +108,9 @@ pub struct SampleRequest {
     pub share: Option<BatchShare>,
     /// [`TableConfig::checksum`] of the definition that the batch is decoded with: a table of another one refuses. 0 is any.
     pub definition: u32,
+    /// Milliseconds for which the items stay with their reader, from the begin of the batch's lease until it is acknowledged. 0 is no
+    /// lease, [`Self::NO_END`] one without an end.
+    pub lease_ms: u32,
 }
 
 /// One memory's share of a batch from several. It never waits: its reply has as many items as there are, perhaps none, and a [`ShareState`].
@@ -139,6 +142,9 @@ pub struct ShareState {
 }
 
 impl SampleRequest {
+    /// [`Self::lease_ms`] of a lease that ends with its reader alone.
+    pub const NO_END: u32 = u32::MAX;
+
     /// A sample of `count` whole items, with the rows that `view` needs.
     pub fn new(count: u32, view: &ViewSpec) -> Self {
         SampleRequest { count, before: view.before(), after: view.after(), ..SampleRequest::default() }
@@ -181,6 +187,8 @@ pub struct Sampled {
     pub blobs: Vec<Bytes>,
     /// Lengths of the shares of a batch from several tables or servers, which [`Decoder`](crate::view::Decoder) mixes; empty for one.
     pub shares: Vec<usize>,
+    /// Number of the batch's lease; 0 is none.
+    pub lease: u64,
     /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
 }
@@ -189,6 +197,15 @@ pub struct Sampled {
 pub trait SampleCredit: Send + Sync {
     /// The batch has arrived: the samples count, and items end with their last one.
     fn delivered(self: Box<Self>);
+}
+
+/// A change of leases of one table: all of them, or none with [`Error::Lease`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangeLeases {
+    /// [`Sampled::lease`] of each batch.
+    pub leases: Vec<u64>,
+    /// The batches have reached their caller, and the time of their leases begins; else they are acknowledged.
+    pub begin: bool,
 }
 
 /// A request for the stored steps of a table, in the order of their arrival.
@@ -327,6 +344,8 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
+    /// Begins or acknowledges leases of a table.
+    fn change_leases(&self, table: &str, change: &ChangeLeases, wait: &Wait<'_>) -> Result<(), E>;
     /// Where the stored steps of a table begin and end now: a position for each server, all of which are asked before the first is read.
     fn read_positions(&self, _table: &str, _wait: &Wait<'_>) -> Result<Vec<ReadPosition>, E> {
         Ok(vec![ReadPosition::default()])

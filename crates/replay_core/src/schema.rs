@@ -246,6 +246,10 @@ pub struct TableConfig {
     /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
+    /// Items for which a queue has room: a push waits while as many are unread, or read and not acknowledged where readers do that, and
+    /// none of them is evicted. 0 is no queue.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub queue_size: u32,
     /// Most versions by which the parameters of a pushing writer may lag behind the newest ones; 0 sets no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub max_version_lag: u32,
@@ -338,6 +342,7 @@ impl TableConfig {
             min_size: default_min_size(),
             samples_per_insert: 0.0,
             slack: 0.0,
+            queue_size: 0,
             max_version_lag: 0,
             parameters: None,
             max_sample_lag: 0,
@@ -403,6 +408,14 @@ impl TableConfig {
             .or_else(|reason| check(false, &|| reason.clone()))?;
         check(self.sampler != Sampler::Fifo || self.max_times_sampled > 0, &|| {
             "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into()
+        })?;
+        let size = u64::from(self.queue_size);
+        let is_fifo = self.sampler == Sampler::Fifo && self.samples_per_insert == 0.0;
+        check(size == 0 || is_fifo, &|| {
+            "queue_size is for tables with sampler \"fifo\" and without samples_per_insert: a queue gives each item max_times_sampled times".into()
+        })?;
+        check(size == 0 || (self.min_size..=capacity).contains(&size), &|| {
+            format!("queue_size is min_size to the capacity, {} to {capacity}, got {size}", self.min_size)
         })?;
         check((1..=capacity).contains(&self.min_size), &|| {
             format!("min_size is 1 to the capacity, got {}", self.min_size)
@@ -533,7 +546,7 @@ impl TableConfig {
     }
 
     /// The fields after `name`, with their values in the words of Python. Of the columns those that `other` lacks.
-    fn named(&self, other: &TableConfig) -> [(&'static str, String); 15] {
+    fn named(&self, other: &TableConfig) -> [(&'static str, String); 16] {
         let float = |value: f64| format!("{value:?}");
         let view = self.view.as_ref();
         [
@@ -548,6 +561,7 @@ impl TableConfig {
             ("min_size", self.min_size.to_string()),
             ("samples_per_insert", float(self.samples_per_insert)),
             ("slack", float(self.slack)),
+            ("queue_size", self.queue_size.to_string()),
             ("max_version_lag", self.max_version_lag.to_string()),
             ("parameters", self.parameters.as_ref().map_or("None".to_owned(), |name| format!("{name:?}"))),
             ("max_sample_lag", self.max_sample_lag.to_string()),

@@ -18,7 +18,7 @@ use base::planted::plant;
 use base::wait::Wait;
 use bytes::Bytes;
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::replay::{ChangeLeases, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::slab::Slab;
 use replay_core::sync::thread::{self, JoinHandle};
@@ -255,6 +255,48 @@ fn the_limiter_lets_everybody_through_in_the_end() {
 #[test]
 fn items_that_are_sampled_once_are_all_sampled() {
     check(|| hold_the_ratio(1));
+}
+
+/// Two writers of a small queue and two readers, of which one leaves its first batch: each item is acknowledged once.
+fn read_a_queue() {
+    let memory = memory();
+    let queue = TableConfig { sampler: Sampler::Fifo, max_times_sampled: 1, queue_size: 2, ..small() };
+    let table = memory.create_table(&queue).unwrap();
+    let acknowledged = Arc::new(Mutex::new(HashSet::new()));
+    let writers = [1, 2].map(|writer| {
+        let memory = memory.clone();
+        thread::spawn(move || push_waiting(&memory, writer, 3).unwrap())
+    });
+    let readers = [vec![3], vec![0, 3]].map(|channels| {
+        let (memory, acknowledged) = (memory.clone(), acknowledged.clone());
+        thread::spawn(move || {
+            let (replay, wait): (&dyn Replay<Error>, _) = (&*memory, Wait::forever());
+            let leased = SampleRequest { lease_ms: SampleRequest::NO_END, ..request(1) };
+            for count in channels {
+                let mut channel = replay.sampler("t", leased, 0).unwrap();
+                for batch in 0..count.max(1) {
+                    let mut sampled = channel.next(&wait).unwrap();
+                    deliver(&mut sampled);
+                    let change =
+                        |begin| replay.change_leases("t", &ChangeLeases { leases: vec![sampled.lease], begin }, &wait);
+                    change(true).unwrap();
+                    if batch < count {
+                        change(false).unwrap();
+                        assert!(acknowledged.lock().unwrap().insert(ids(&sampled)[0]), "an item comes again");
+                    }
+                }
+            }
+        })
+    });
+    join(writers.into_iter().chain(readers));
+    assert_eq!((acknowledged.lock().unwrap().len(), stat(&table, "items")), (6, 0));
+    assert_eq!(stat(&table, "evicted_items"), 0);
+    table.check_at_rest().unwrap();
+}
+
+#[test]
+fn items_of_a_queue_are_acknowledged_once() {
+    check(read_a_queue);
 }
 
 #[test]

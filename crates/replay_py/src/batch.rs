@@ -14,6 +14,7 @@ use replay_core::view::{Array, Buffer};
 
 use crate::class::attributes;
 use crate::interpreter::Call;
+use crate::lease::PyLease;
 use crate::structure::Structure;
 use crate::{array, error};
 
@@ -24,12 +25,19 @@ pub struct PyBatch {
     layout: Vec<Array>,
     /// NumPy arrays by name, made when first asked for; those with slashes in their names are in dictionaries and tuples.
     arrays: PyOnceLock<Py<PyDict>>,
+    /// Its lease, of a whole batch of an iterator with `acknowledge`.
+    lease: Option<Py<PyLease>>,
 }
 
 impl PyBatch {
     /// Arrays of `len` items or steps each, in one buffer.
     pub fn new(len: usize, layout: Vec<Array>) -> Self {
-        PyBatch { len, layout, arrays: PyOnceLock::new() }
+        PyBatch { len, layout, arrays: PyOnceLock::new(), lease: None }
+    }
+
+    /// The batch with its lease.
+    pub fn leased(self, py: Python<'_>, lease: PyLease) -> PyResult<Self> {
+        Ok(PyBatch { lease: Some(Py::new(py, lease)?), ..self })
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
@@ -143,6 +151,25 @@ impl PyBatch {
 
     fn __len__(&self) -> usize {
         self.len
+    }
+
+    #[doc = stub_doc!("Batch.acknowledge")]
+    #[pyo3(signature = (timeout = 60.0))]
+    fn acknowledge(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let _call = Call::begin(py);
+        match &self.lease {
+            Some(lease) => lease.get().acknowledge(py, timeout),
+            None => Err(error::config(
+                py,
+                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and no copies",
+            )),
+        }
+    }
+
+    /// The lease, which batches of tensors take over.
+    #[getter]
+    fn _lease(&self, py: Python<'_>) -> Option<Py<PyLease>> {
+        self.lease.as_ref().map(|lease| lease.clone_ref(py))
     }
 
     #[doc = stub_doc!("Batch.keys")]

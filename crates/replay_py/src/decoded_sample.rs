@@ -166,6 +166,8 @@ impl TableShare {
 pub struct DecodedSample {
     pub batch: Batch,
     credit: Option<Box<dyn SampleCredit>>,
+    /// [`Sampled::lease`].
+    pub lease: u64,
 }
 
 impl DecodedSample {
@@ -245,7 +247,7 @@ impl SampleSource {
         let ends: Vec<usize> = ends.collect();
         let table_of = |item: usize| ends.partition_point(|&end| end <= item);
         let mut sampled = mix::combine(shares)?;
-        let credit = sampled.credit.take();
+        let (credit, lease) = (sampled.credit.take(), sampled.lease);
         // A mix has at most 256 tables.
         let tables = |item| table_of(item) as u8;
         let tables = self.mixed.then_some(&tables as &dyn Fn(usize) -> u8);
@@ -271,6 +273,6 @@ impl SampleSource {
                 ),
             }
         }
-        Ok(DecodedSample { batch, credit })
+        Ok(DecodedSample { batch, credit, lease })
     }
 }

@@ -99,6 +99,7 @@ struct Request {
     # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
     readSteps @20 :ReadSteps;
     dropParameters @21 :Text;
+    changeLeases @24 :ChangeLeases;
   }
 }
 
@@ -110,7 +111,7 @@ struct Reply {
     welcome @3 :Data;
     # the server's proof; empty without a token
     done @4 :Void;
-    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot
+    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot, changeLeases
     table @5 :Text;
     # describeTable: a TableDefinition
     writer @6 :WriterOpened;
@@ -164,6 +165,7 @@ enum ErrorCode {
   # A failure of the service that `callExtension` went to.
   forbidden @24;
   outOfMemory @25;
+  lease @26;
 }
 
 struct Error {
@@ -200,7 +202,7 @@ struct Challenge {
 #    "columns": [{"name": "observation", "dtype": "float32", "shape": [4], "codec": "none", "finite": true}],
 #    "capacity": 1000, "capacity_bytes": 0, "sampler": "prioritized", "priority_exponent": 0.6,
 #    "priority_unit_log2": -19, "live_max_priority": false, "max_times_sampled": 0, "min_size": 1,
-#    "samples_per_insert": 0.0, "slack": 0.0, "max_version_lag": 0, "view": {...}}
+#    "samples_per_insert": 0.0, "slack": 0.0, "queue_size": 0, "max_version_lag": 0, "view": {...}}
 #
 #   dtype                in NumPy's names
 #   shape                of one value; with 0 in the first place the column is ragged: each value has a length of its own
@@ -210,6 +212,7 @@ struct Challenge {
 #                        table's view; a server does not look into rows
 #   sampler              prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based
 #   live_max_priority    items without a priority take the largest of the live items, not the largest ever
+#   queue_size           of a queue: items for which it has room; 0 is none
 #   max_times_sampled, samples_per_insert, max_version_lag
 #                        0 sets no limit. The last: versions by which the parameters of a writer may be behind while it pushes
 #   parameters           name of the parameters whose versions chunks have; left out without
@@ -300,6 +303,9 @@ struct Sample {
   definition @6 :UInt32;
   # Checksum (CRC-32, never 0) of the columns and the view that the client decodes with: a table of another definition answers with
   # the error `tableDiffers`. 0 is any definition.
+  leaseMs @7 :UInt32;
+  # Not 0: the items stay in the table, and with this connection, until they are acknowledged, or it ends. They also return to where they
+  # were so many milliseconds after the lease was begun; 2^32 - 1 is no end. Not for a share.
 }
 
 struct BatchShare {
@@ -329,6 +335,15 @@ struct Sampled {
   # for a share of a batch
   versions @10 :List(UInt64);
   # the smallest version of each item's chunks, 0 is unknown; empty where all are
+  lease @11 :UInt64;
+  # a random number, 0 without a lease
+}
+
+struct ChangeLeases {
+  # Of batches of the request's table, over any connection: all, or none with the error `lease` if one of them is over.
+  leases @0 :List(UInt64);
+  begin @1 :Bool;
+  # The batches have reached their caller, and the times of their leases begin; else they are acknowledged.
 }
 
 struct ShareState {

@@ -214,6 +214,7 @@ pub fn restore(edits: &[Edit]) {
             min_probability: true,
             share: None,
             definition: 0,
+            lease_ms: 0,
         };
         let replay: &dyn Replay = &*memory;
         // A table without items has nothing to sample.

@@ -243,6 +243,7 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         min_probability: random.random_bool(0.3),
         share: None,
         definition: 0,
+        lease_ms: 0,
     };
     // Starts of servers and version of the last put.
     let (begun, mut last) = (users.ledger.starts(), None);

@@ -1,8 +1,8 @@
 //! Trials: when the programs of a world have ended, one more program reaches for one kind of mistake, which faults at random times would
 //! hide, or rarely meet.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use rand::{RngExt, SeedableRng};
 use replay_client::Client;
 use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::replay::{ChangeLeases, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
-use replay_link::error::Error;
+use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;
 
 use crate::ledger::{TABLE, push_body, table};
 use crate::process::{self, sleep};
-use crate::programs::{Users, parameters, within};
+use crate::programs::{Users, parameters, refuse_faults, within};
 
 /// Table of a trial that needs one of its own.
 const OWN: &str = "trial";
@@ -51,7 +51,7 @@ impl Trial {
     /// When a promise is broken.
     pub fn run(&mut self) {
         let mut trials: Vec<fn(&mut Trial)> =
-            vec![Trial::take_over, Trial::put_again, Trial::restore, Trial::jump, Trial::empty];
+            vec![Trial::take_over, Trial::put_again, Trial::restore, Trial::jump, Trial::empty, Trial::lease];
         if self.users.machines.len() > 1 {
             trials.push(Trial::burst);
         }
@@ -376,6 +376,67 @@ impl Trial {
         }
     }
 
+    /// Readers of a queue die, are cut off and are late: each item is acknowledged, and comes again only before that.
+    fn lease(&mut self) {
+        const PUSHES: u64 = 40;
+        let table = TableConfig {
+            name: OWN.into(),
+            sampler: Sampler::Fifo,
+            max_times_sampled: 1,
+            queue_size: 20,
+            ..TableConfig { capacity: 1_000, ..table() }
+        };
+        let server = self.server();
+        let client = self.client(server);
+        client.create_table(&table, &within(20)).expect("it has room");
+        let readings = Rc::new(Readings::default());
+        let mut readers = [(); 2].map(|()| self.start_reader(server, &readings));
+        let writer = self.users.ledger.writer();
+        let mut channel = open(&client, OWN, writer, 0, None);
+        for push in 0..PUSHES {
+            channel.push(push_body(writer, 5 * push, 5, 0), &within(300)).expect("readers go on");
+            sleep(Duration::from_millis(self.random.random_range(0..400)));
+            let reader = &mut readers[self.random.random_range(0..2)];
+            match self.random.random_range(0..8) {
+                0 => {
+                    self.stack.kill(reader);
+                    *reader = self.start_reader(server, &readings);
+                }
+                1 => reader.own_links().iter().for_each(|link| link.cut()),
+                _ => {}
+            }
+        }
+        channel.close(&within(300)).expect("readers go on");
+        let (table, late) = (self.memory(server).table(OWN).expect("it was made"), Duration::from_secs(300));
+        let begun = system::now();
+        while table.stats()["items"] != 0 {
+            assert!(system::elapsed(begun) < late, "items that no reader gets: {:#}", table.stats());
+            sleep(Duration::from_secs(1));
+        }
+        readings.ended.set(true);
+        assert_eq!(readings.delivered.borrow().len() as u64, 5 * PUSHES, "each item was delivered");
+        assert_eq!(table.stats()["evicted_items"], 0);
+        table.check_at_rest().expect("its counts agree");
+        drop(table);
+        client.drop_table(OWN, &within(20)).expect("it is there");
+    }
+
+    fn start_reader(&mut self, server: usize, readings: &Rc<Readings>) -> SimStack {
+        let (program, seed, readings) = (self.stack.program(), self.random.random(), readings.clone());
+        let (address, options) = (self.users.addresses[server].clone(), self.users.options.clone());
+        process::start(&program, move || {
+            let mut random = StdRng::seed_from_u64(seed);
+            while !readings.ended.get() {
+                let client = Client::connect(&address, options.clone(), &within(20));
+                let read = client.and_then(|client| readings.read(&client, &mut random));
+                if let Err(error) = read {
+                    refuse_faults(&error);
+                }
+            }
+        });
+        program
+    }
+
     /// Pushes steps that are items, with their default priorities, to the trial's own table.
     fn push(&self, client: &Client, rows: u32) {
         let writer = self.users.ledger.writer();
@@ -385,9 +446,56 @@ impl Trial {
     }
 }
 
+/// What the readers of a queue have got.
+#[derive(Default)]
+struct Readings {
+    ended: Cell<bool>,
+    /// Ids of items that have reached a reader.
+    delivered: RefCell<BTreeSet<u64>>,
+    /// Ids of items that one has acknowledged.
+    acknowledged: RefCell<BTreeSet<u64>>,
+}
+
+impl Readings {
+    /// Reads a few batches, and acknowledges most of them.
+    fn read(&self, client: &Client, random: &mut StdRng) -> Result<()> {
+        let lease_ms = [300, SampleRequest::NO_END][random.random_range(0..2)];
+        let request = SampleRequest { lease_ms, ..request(random.random_range(1..9)) };
+        let mut channel = client.sampler(OWN, request, random.random_range(0..3))?;
+        for _ in 0..random.random_range(1..20) {
+            if self.ended.get() {
+                break;
+            }
+            let sampled = match channel.next(&within(2)) {
+                Err(error) if error.code() == ErrorCode::Deadline => continue,
+                sampled => sampled?,
+            };
+            let change = |begin| {
+                let change = ChangeLeases { leases: vec![sampled.lease], begin };
+                match client.change_leases(OWN, &change, &within(20)) {
+                    Err(error) if error.code() == ErrorCode::Lease => Ok(false),
+                    changed => changed.map(|()| true),
+                }
+            };
+            if !change(true)? {
+                continue;
+            }
+            let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
+            let again = ids.iter().filter(|id| self.acknowledged.borrow().contains(id)).count();
+            assert_eq!(again, 0, "acknowledged items come again");
+            self.delivered.borrow_mut().extend(&ids);
+            sleep(Duration::from_millis(random.random_range(0..600)));
+            if random.random_bool(0.8) && change(false)? {
+                self.acknowledged.borrow_mut().extend(&ids);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A request for single steps of the trial's own table, fewer where there are fewer.
 fn request(count: u32) -> SampleRequest {
-    SampleRequest { count, before: 0, after: 0, allow_short: true, min_probability: false, share: None, definition: 0 }
+    SampleRequest { count, allow_short: true, ..SampleRequest::default() }
 }
 
 fn open(

@@ -73,6 +73,7 @@ const LARGEST: [&str; 8] = [
     "max_priority",
     "max_sample_lag",
     "max_version_lag",
+    "queue_size",
     "samples_per_insert",
     "uptime_s",
     "version",

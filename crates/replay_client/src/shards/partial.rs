@@ -187,6 +187,7 @@ impl PartialBatch {
             rows: Bytes::from(rows),
             blobs,
             shares,
+            lease: 0,
             credit: None,
         })
     }
@@ -230,6 +231,7 @@ mod tests {
             rows: Bytes::new(),
             blobs: Vec::new(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         }
     }

@@ -105,6 +105,7 @@ impl Table {
         let (outdated_pushes, outdated_reason) =
             outdated.fold((0, None), |(sum, reason), (n, r)| (sum + n, reason.or(r)));
         let (waiting_samples, samples_wait_for) = self.held.samples.waits();
+        let (leased_items, leases) = self.lease_stats();
         let mut stats = json!({
             "items": self.items.live(),
             "items_with_priority": self.items.tree.live_with_mass(),
@@ -126,6 +127,9 @@ impl Table {
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),
             "min_size": self.config.min_size,
+            "queue_size": self.config.queue_size,
+            "leased_items": leased_items,
+            "leases": leases,
             "max_version_lag": self.config.max_version_lag,
             "version_lag": self.counters.version_lag.stats(1.0),
             "max_sample_lag": self.config.max_sample_lag,

@@ -40,6 +40,16 @@ pub struct PreparedChunk {
     pub continues: Option<u64>,
 }
 
+impl PreparedItem {
+    /// Number of its first chunk, which is in place, in the order of arrival.
+    pub fn arrival(&self, pushed: &[PreparedChunk]) -> u64 {
+        match self.first_chunk {
+            FirstChunk::Stored(arrival) => arrival,
+            FirstChunk::Pushed(index) => pushed[index].span.arrival,
+        }
+    }
+}
+
 impl PreparedChunk {
     /// Inserts the chunk into the slab; false when no slot is free.
     pub fn enter(&mut self, slab: &Chunks) -> bool {
@@ -54,6 +64,7 @@ impl PreparedChunk {
 }
 
 pub struct PreparedItem {
+    pub stream: u32,
     pub first_chunk: FirstChunk,
     pub rows: ItemRows,
     /// Before the exponent.
@@ -177,6 +188,7 @@ impl Table {
             largest = largest.max(priority);
             priorities.push(priority);
             items.push(PreparedItem {
+                stream: item.stream,
                 first_chunk,
                 rows: ItemRows { first_row, before: item.before, after: item.after },
                 priority,

@@ -106,9 +106,16 @@ impl Undelivered {
 
     fn deliver(mut self) {
         self.admitted.items = 0;
+        let items = &self.table.items;
+        let mut read: Vec<_> = match self.table.is_queue() {
+            true => self.claims.iter().map(|claim| items.metadata(claim.id.slot).oldest).collect(),
+            false => Vec::new(),
+        };
         for claim in self.claims.drain(..) {
-            self.table.items.settle(&claim);
+            items.settle(&claim);
         }
+        read.dedup();
+        self.table.free_read(&read);
     }
 }
 
@@ -140,6 +147,7 @@ impl Table {
     pub(super) fn undo(&self, claims: &[Claim]) {
         for claim in claims {
             self.items.undo(claim);
+            base::planted!(ReturnedTwice => self.items.undo(claim));
             if self.items.is_last(claim) {
                 self.sampler.put_back(&self.items, claim.id);
             }

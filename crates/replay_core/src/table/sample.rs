@@ -16,7 +16,7 @@ use crate::error::{Error, Result, WaitReason};
 use crate::limiter::Admitted;
 use crate::processor::prefetch;
 use crate::replay::{BatchShare, SampleRequest, Sampled, SampledItem, ShareState};
-use crate::schema::flags;
+use crate::schema::{TableConfig, flags};
 use crate::sum_tree::{self, SampledLeaf};
 use crate::sync::{AtomicU64, Ordering};
 use base::allocation::{self, check_size};
@@ -131,6 +131,7 @@ impl Table {
     ) -> Result<Attempt<Sampled>> {
         self.check_open()?;
         self.check_request(request)?;
+        self.expire_leases();
         if let Some(share) = request.share {
             return Ok(Attempt::Ready(self.sample_share(request, share)?));
         }
@@ -150,6 +151,13 @@ impl Table {
                 difference: "it was made again with other columns or another view".to_owned(),
             });
         }
+        if request.lease_ms > 0 && (!self.items.limits_samples() || request.share.is_some()) {
+            return Err(Error::Config(format!(
+                "batches of table {:?} have no leases: acknowledge=True is for a table of one server whose items end with their last \
+                 sample (max_times_sampled), such as a queue",
+                self.config.name
+            )));
+        }
         if let Some(share) = request.share {
             if self.sampler.first_of_ranking().is_some() {
                 return Err(Error::Config(format!(
@@ -166,18 +174,26 @@ impl Table {
         }
         let most = self.most_samples();
         if most > 0 && u64::from(request.count) > most {
+            let TableConfig { name, queue_size, capacity, max_times_sampled, .. } = &*self.config;
+            let size = match queue_size {
+                0 => format!("capacity of {capacity} at max_times_sampled {max_times_sampled}"),
+                size => format!("queue_size of {size}"),
+            };
             return Err(Error::Config(format!(
-                "table {:?} never has the {} samples asked for: its capacity of {} at max_times_sampled {} gives {most}; \
-                 sample fewer items, or make a table with more of either",
-                self.config.name, request.count, self.config.capacity, self.config.max_times_sampled
+                "table {name:?} never has the {} samples asked for: its {size} gives {most}; sample fewer items, or make a \
+                 table with more of either",
+                request.count
             )));
         }
         self.limiter.check_sample(request.count)
     }
 
-    /// With a limit: samples that a full table of new items has left.
+    /// With a limit: samples that a full table of new items has left; of a full queue, those that are left in any case.
     fn most_samples(&self) -> u64 {
-        self.config.capacity * u64::from(self.config.max_times_sampled)
+        match self.config.queue_size {
+            0 => self.config.capacity * u64::from(self.config.max_times_sampled),
+            size => size.into(),
+        }
     }
 
     /// Admits pushes regardless of the limiter until `count` samples are left.
@@ -236,8 +252,9 @@ impl Table {
                     self.want_samples(u64::from(wanted).min(self.most_samples()));
                 }
                 return Ok(self.blocked_sample(&format!(
-                    "has {left} samples left of the {wanted} asked for, at max_times_sampled {}; waiting for writers",
-                    self.config.max_times_sampled
+                    "has {left} samples left of the {wanted} asked for, at max_times_sampled {}{}; waiting for writers",
+                    self.config.max_times_sampled,
+                    self.leased()
                 )));
             }
         }
@@ -624,6 +641,7 @@ impl<'a> Sampling<'a> {
             rows: Bytes::from(self.rows),
             blobs: self.blobs,
             shares: Vec::new(),
+            lease: 0,
             credit: self.batch.sampled(self.request.share.is_some()),
         }
     }

@@ -155,10 +155,13 @@ impl Table {
     }
 
     /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written. Its priority was read before:
-    /// the last sample takes the mass away.
+    /// the last sample takes the mass away. A live item of a queue whose last sample is taken was not delivered yet, or not acknowledged.
     fn saved_item(&self, id: ItemId, priority: f64, saved: &Saved) -> Option<ItemRecord> {
         let metadata = self.items.metadata(id.slot);
-        let times_sampled = self.items.times_sampled(id.slot);
+        let mut times_sampled = self.items.times_sampled(id.slot);
+        if self.is_queue() {
+            times_sampled = times_sampled.min(self.config.max_times_sampled - 1);
+        }
         // All that was loaded is this item's, if it is still there.
         if !self.items.confirm(id) || self.items.is_used_up(times_sampled) {
             return None;

@@ -260,6 +260,7 @@ proptest! {
             rows: Bytes::from(rows),
             blobs: segments.into_iter().map(Bytes::from).collect(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         };
         if let Ok(batch) = decoder_of(codec, &view).decode(&sampled, 0.4) {

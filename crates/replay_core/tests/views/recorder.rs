@@ -160,6 +160,7 @@ impl Stored {
             rows: Bytes::from(rows),
             blobs: segments,
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         }
     }

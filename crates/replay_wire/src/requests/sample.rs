@@ -1,8 +1,8 @@
 //! Samples of a table, changes of their items (new priorities, and reports of blobs that do not decode), and its stored steps.
 
 use replay_core::replay::{
-    BatchShare, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState, StepsRead,
-    StoredSteps, UpdateReceipt,
+    BatchShare, ChangeLeases, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState,
+    StepsRead, StoredSteps, UpdateReceipt,
 };
 
 use super::push::{read_chunk, write_chunk};
@@ -20,6 +20,7 @@ pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {
         min_probability: from.get_min_probability(),
         share: from.has_share().then(|| from.get_share().map(share)).transpose()?,
         definition: from.get_definition(),
+        lease_ms: from.get_lease_ms(),
     })
 }
 
@@ -30,6 +31,7 @@ pub fn write(request: &SampleRequest, mut out: wire::sample::Builder<'_>) {
     out.set_allow_short(request.allow_short);
     out.set_min_probability(request.min_probability);
     out.set_definition(request.definition);
+    out.set_lease_ms(request.lease_ms);
     if let Some(share) = request.share {
         out.init_share().set_take(share.take);
     }
@@ -53,6 +55,7 @@ pub fn read_sampled(from: wire::sampled::Reader<'_>, rest: &Rest) -> Result<Samp
         rows,
         blobs: vec![blobs],
         shares: Vec::new(),
+        lease: from.get_lease(),
         credit: None,
     })
 }
@@ -93,6 +96,7 @@ pub fn write_sampled(sampled: &Sampled, mut out: wire::sampled::Builder<'_>) {
     }
     out.set_items(sampled.live_items);
     out.set_min_probability(sampled.min_probability.unwrap_or(0.0));
+    out.set_lease(sampled.lease);
     if let Some(state) = &sampled.state {
         write_state(state, out.init_state());
     }
@@ -159,6 +163,15 @@ pub fn read_update(from: wire::update_priorities::Reader<'_>) -> Result<UpdatePr
 pub fn write_update(update: &UpdatePriorities, mut out: wire::update_priorities::Builder<'_>) {
     out.set_ids(&update.ids[..]).expect(COPIED);
     out.set_priorities(&update.priorities[..]).expect(COPIED);
+}
+
+pub fn read_leases(from: wire::change_leases::Reader<'_>) -> Result<ChangeLeases> {
+    Ok(ChangeLeases { leases: from.get_leases()?.iter().collect(), begin: from.get_begin() })
+}
+
+pub fn write_leases(change: &ChangeLeases, mut out: wire::change_leases::Builder<'_>) {
+    out.set_leases(&change.leases[..]).expect(COPIED);
+    out.set_begin(change.begin);
 }
 
 pub fn read_receipt(from: wire::updated::Reader<'_>) -> UpdateReceipt {

@@ -27,8 +27,8 @@ proptest! {
         let reply = decode_reply(received(&outgoing)).unwrap();
         prop_assert_eq!(reply.id, id);
         let expected = match answer {
-            Answer::Sampled { items, live_items, min, state, rows, blobs } => {
-                Answer::Sampled { items, live_items, min, state, rows, blobs: vec![blobs.concat().into()] }
+            Answer::Sampled { items, live_items, lease, min, state, rows, blobs } => {
+                Answer::Sampled { items, live_items, lease, min, state, rows, blobs: vec![blobs.concat().into()] }
             }
             other => other,
         };
@@ -232,6 +232,7 @@ fn rows_beyond_the_payload_are_refused() {
         rows: Bytes::from_static(b"four"),
         blobs: vec![],
         shares: Vec::new(),
+        lease: 0,
         credit: None,
     };
     let outgoing = encode_reply(Reply { id: 1, body: ReplyBody::Sampled(sampled) }).unwrap();

@@ -114,8 +114,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         push().prop_map(RequestBody::Push),
-        (any::<(u32, u16, u16, bool, bool, u32)>(), any::<Option<u32>>()).prop_map(
-            |((count, before, after, allow_short, min_probability, definition), part)| {
+        (any::<(u32, u16, u16, bool, bool, u32, u32)>(), any::<Option<u32>>()).prop_map(
+            |((count, before, after, allow_short, min_probability, definition, lease_ms), part)| {
                 RequestBody::Sample(SampleRequest {
                     count,
                     before,
@@ -124,6 +124,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                     min_probability,
                     share: part.map(|take| BatchShare { take }),
                     definition,
+                    lease_ms,
                 })
             }
         ),
@@ -131,6 +132,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities(UpdatePriorities { ids, priorities })
         }),
+        (vec(any::<u64>(), 0..9), any::<bool>())
+            .prop_map(|(leases, begin)| RequestBody::ChangeLeases(ChangeLeases { leases, begin })),
         name().prop_map(RequestBody::DropParameters),
         (any::<u32>(), read_position()).prop_map(|(bytes, from)| RequestBody::ReadSteps(ReadSteps { from, bytes })),
         (any::<u64>(), name()).prop_map(|(id, reason)| RequestBody::ReportCorrupt(ReportCorrupt { id, reason })),
@@ -232,16 +235,17 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         table().prop_map(Answer::Table),
         (
             vec(sampled_item(), 0..20),
-            any::<u64>(),
+            any::<[u64; 2]>(),
             option::of(1e-9..1.0),
             option::of(any::<(u16, u64, u32, bool, u64, u32)>()),
             bytes(),
             vec(bytes(), 0..5)
         )
-            .prop_map(|(items, live_items, min, state, rows, blobs)| {
+            .prop_map(|(items, [live_items, lease], min, state, rows, blobs)| {
                 Answer::Sampled {
                     items,
                     live_items,
+                    lease,
                     min,
                     state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| ShareState {
                         number,
@@ -292,7 +296,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
-        Answer::Sampled { items, live_items, min, state, rows, blobs } => ReplyBody::Sampled(Sampled {
+        Answer::Sampled { items, live_items, lease, min, state, rows, blobs } => ReplyBody::Sampled(Sampled {
             items,
             live_items,
             min_probability: min,
@@ -300,6 +304,7 @@ pub fn body(answer: Answer) -> ReplyBody {
             rows,
             blobs,
             shares: Vec::new(),
+            lease,
             credit: None,
         }),
         Answer::Error(code, message, reason) => ReplyBody::Error { code, message, waited_for: reason.map(Box::new) },
@@ -325,6 +330,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Sampled(sampled) => Answer::Sampled {
             items: sampled.items,
             live_items: sampled.live_items,
+            lease: sampled.lease,
             min: sampled.min_probability,
             state: sampled.state,
             rows: sampled.rows,

@@ -33,6 +33,9 @@ pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     if settings & 2 != 0 {
         (config.samples_per_insert, config.slack) = (2.0, 16.0);
     }
+    if settings & 16 != 0 && config.sampler == Sampler::Fifo && config.samples_per_insert == 0.0 {
+        config.queue_size = capacity.min(20) as u32;
+    }
     config.live_max_priority = settings & 4 != 0;
     config.max_version_lag = u32::from(settings & 8 != 0);
     if settings & 16 != 0 {

@@ -46,6 +46,8 @@ const TABLE: &[Metric] = &[
     (Gauge, "samples_per_insert", "Wanted samples for each inserted item; 0 is any number"),
     (Gauge, "slack", "Sampled items by which the replay ratio may be off"),
     (Gauge, "min_size", "Least items for sampling"),
+    (Gauge, "queue_size", "Items for which a queue has room; 0 for other tables"),
+    (Gauge, "leased_items", "Items that readers have and have not acknowledged"),
     (Gauge, "max_version_lag", "Versions by which writers may be behind; 0 is any number"),
     (Gauge, "max_sample_lag", "Versions by which sampled items may be behind; 0 is any number"),
     (Gauge, "limiter_inserted", "Inserted items that the rate limiter counts"),

@@ -1,0 +1,204 @@
+//! Leases: batches whose items stay with their reader, and in the table, until it acknowledges them. A lease is the credit of its batch, kept
+//! here: acknowledged, the batch is delivered; when the lease ends, it is undone, and its items are where they were.
+//!
+//! A batch is held for its reader from its sampling. Its lease begins when it reaches its caller, and ends with the reader, or some time later.
+//! Time is looked at by the pushes and samples that may wait for it.
+//!
+//! # Invariant
+//!
+//! A batch is delivered or undone, once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use base::system::{self, random_number};
+
+use super::Table;
+use crate::error::{Error, Result};
+use crate::replay::{ChangeLeases, SampleCredit, SampleRequest, Sampled};
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+
+/// Most leases in the statistics.
+const LISTED: usize = 256;
+/// Most readers in the reason of a wait.
+const NAMED: usize = 3;
+
+/// Reader of leased batches: a connection, or an iterator of this process.
+pub struct Reader {
+    name: String,
+}
+
+impl Reader {
+    /// A reader that statistics and reasons of waits call `name`.
+    pub fn new(name: impl Into<String>) -> Arc<Self> {
+        Arc::new(Reader { name: name.into() })
+    }
+}
+
+pub(super) struct Lease {
+    reader: Arc<Reader>,
+    items: usize,
+    /// `None` without an end.
+    lasts: Option<Duration>,
+    /// `None` while the batch is on its way to its caller.
+    begun: Option<Instant>,
+    credit: Box<dyn SampleCredit>,
+}
+
+impl Lease {
+    fn is_over(&self, now: Instant) -> bool {
+        let lasted = self.begun.map(|begun| now.saturating_duration_since(begun));
+        lasted.zip(self.lasts).is_some_and(|(lasted, lasts)| lasted >= lasts)
+    }
+
+    fn since(&self, now: Instant) -> Option<f64> {
+        Some(now.saturating_duration_since(self.begun?).as_secs_f64())
+    }
+}
+
+/// The leases of a table.
+#[derive(Default)]
+pub(super) struct Leases {
+    /// By their numbers, which are random, as a client may have one of a server before its restart.
+    held: Mutex<BTreeMap<u64, Lease>>,
+    /// Their number, readable without the lock. Relaxed: a hint.
+    count: AtomicUsize,
+}
+
+/// A batch that is held, on its way: dropped undelivered, its lease ends.
+struct OnItsWay {
+    table: Arc<Table>,
+    lease: u64,
+    arrived: bool,
+}
+
+impl SampleCredit for OnItsWay {
+    fn delivered(mut self: Box<Self>) {
+        self.arrived = true;
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        if !self.arrived {
+            drop(self.table.leases.take(self.lease));
+        }
+    }
+}
+
+impl Leases {
+    fn take(&self, number: u64) -> Option<Lease> {
+        let mut held = lock(&self.held);
+        let lease = held.remove(&number);
+        self.count.store(held.len(), Ordering::Relaxed);
+        lease
+    }
+}
+
+impl Table {
+    /// Holds the items of a batch for its reader, as the request has asked. The batch has the number of the lease.
+    pub fn hold(self: &Arc<Self>, request: &SampleRequest, mut sampled: Sampled, reader: &Arc<Reader>) -> Sampled {
+        if request.lease_ms == 0 {
+            return sampled;
+        }
+        let Some(credit) = sampled.credit.take() else { return sampled };
+        let lasts = (request.lease_ms != SampleRequest::NO_END).then(|| Duration::from_millis(request.lease_ms.into()));
+        let lease = Lease { reader: reader.clone(), items: sampled.items.len(), lasts, begun: None, credit };
+        sampled.lease = random_number().max(1);
+        let mut held = lock(&self.leases.held);
+        held.insert(sampled.lease, lease);
+        self.leases.count.store(held.len(), Ordering::Relaxed);
+        let on_its_way = OnItsWay { table: self.clone(), lease: sampled.lease, arrived: false };
+        sampled.credit = Some(Box::new(on_its_way));
+        sampled
+    }
+
+    /// Begins leases, or acknowledges their batches: all, or none with [`Error::Lease`].
+    pub fn change_leases(&self, change: &ChangeLeases) -> Result<()> {
+        self.check_open()?;
+        self.expire_leases();
+        let mut held = lock(&self.leases.held);
+        let missing = change.leases.iter().filter(|&lease| !held.contains_key(lease)).count();
+        if missing > 0 && !base::planted!(LateAcknowledgement) {
+            return Err(Error::Lease { table: self.config.name.clone(), leases: missing });
+        }
+        if change.begin {
+            let now = system::now();
+            for number in &change.leases {
+                if let Some(lease) = held.get_mut(number) {
+                    lease.begun.get_or_insert(now);
+                }
+            }
+            return Ok(());
+        }
+        let acknowledged: Vec<_> = change.leases.iter().filter_map(|number| held.remove(number)).collect();
+        self.leases.count.store(held.len(), Ordering::Relaxed);
+        drop(held);
+        // Without the lock: it wakes waiting calls.
+        acknowledged.into_iter().for_each(|lease| lease.credit.delivered());
+        Ok(())
+    }
+
+    /// Ends the leases of a reader that is gone.
+    pub fn return_leases(&self, reader: &Arc<Reader>) {
+        if !base::planted!(KeptLease) {
+            self.end_leases(|lease| Arc::ptr_eq(&lease.reader, reader));
+        }
+    }
+
+    /// Ends leases whose time is over.
+    pub(super) fn expire_leases(&self) {
+        if self.leases.count.load(Ordering::Relaxed) > 0 {
+            let now = system::now();
+            self.end_leases(|lease| lease.is_over(now));
+        }
+    }
+
+    pub(super) fn end_leases(&self, ends: impl Fn(&Lease) -> bool) {
+        let mut held = lock(&self.leases.held);
+        let ended: Vec<u64> = held.iter().filter(|(_, lease)| ends(lease)).map(|(&number, _)| number).collect();
+        let ended: Vec<_> = ended.iter().filter_map(|number| held.remove(number)).collect();
+        self.leases.count.store(held.len(), Ordering::Relaxed);
+        drop(held);
+        // Undone without the lock: they wake waiting calls.
+        drop(ended);
+    }
+
+    /// The leases that hold up a wait, for its reason; nothing without any.
+    pub(super) fn leased(&self) -> String {
+        let (held, now) = (lock(&self.leases.held), system::now());
+        let mut readers: Vec<(&Arc<Reader>, [usize; 2], f64)> = Vec::new();
+        for lease in held.values() {
+            let known = readers.iter().position(|(reader, ..)| Arc::ptr_eq(reader, &lease.reader));
+            let known = known.unwrap_or_else(|| {
+                readers.push((&lease.reader, [0, 0], 0.0));
+                readers.len() - 1
+            });
+            let (_, items, longest) = &mut readers[known];
+            items[usize::from(lease.begun.is_none())] += lease.items;
+            *longest = lease.since(now).map_or(*longest, |since| since.max(*longest));
+        }
+        let more = readers.len().saturating_sub(NAMED);
+        let named = readers.iter().take(NAMED).map(|(reader, [leased, ahead], longest)| {
+            let name = &reader.name;
+            format!("; reader {name:?} has {leased} leased, for up to {longest:.1} s, and {ahead} ahead of its caller")
+        });
+        let others = (more > 0).then(|| format!("; {more} more readers have others"));
+        named.chain(others).collect()
+    }
+
+    /// Items of leases that have begun, and the leases, as [`Self::stats`] has them.
+    pub(super) fn lease_stats(&self) -> (usize, Vec<Value>) {
+        self.expire_leases();
+        let (held, now) = (lock(&self.leases.held), system::now());
+        let leased = held.values().filter(|lease| lease.begun.is_some()).map(|lease| lease.items).sum();
+        let listed = held
+            .values()
+            .take(LISTED)
+            .map(|lease| json!({"reader": lease.reader.name, "items": lease.items, "since_s": lease.since(now)}));
+        (leased, listed.collect())
+    }
+}
