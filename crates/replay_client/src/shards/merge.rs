@@ -67,7 +67,7 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
 const SMALLEST: [&str; 2] = ["last_push_s", "without_writers_s"];
 
 /// Statistics that merge to their maximum, or are equal on all servers. All other numbers are added up.
-const LARGEST: [&str; 8] = [
+const LARGEST: [&str; 9] = [
     "age_s",
     "duration_s",
     "max_priority",
