@@ -516,7 +516,8 @@ mod tests {
             drop(other);
         }
         drop(pool);
-        assert_eq!((lock(&lent).len(), lock(&lent)[0].1.strong_count()), (1, 0));
+        let lent = lock(&lent);
+        assert_eq!((lent.len(), lent[0].1.strong_count()), (1, 0));
     }
 
     #[test]
