@@ -121,8 +121,8 @@ fn empty_chunks(chunks: u64, padding: usize) -> Frame {
     let body = PushBody { chunks: vec![chunk], ..PushBody::default() };
     let request = Request::new(1, 0, RequestBody::Push(Push { writer: 1, epoch: 1, sequence: 1, body }));
     let mut control = encode_request(&request).unwrap().control().to_vec();
-    // The list's tag: one element of three data words.
-    let tag = (1u64 << 2 | 3 << 32).to_le_bytes();
+    // The list's tag: one element of four data words.
+    let tag = (1u64 << 2 | 4 << 32).to_le_bytes();
     let at = (0..control.len()).step_by(8).find(|&i| control[i..i + 8] == tag).unwrap();
     control[at..at + 8].copy_from_slice(&(chunks << 2).to_le_bytes());
     // The only segment's length, in words.
@@ -142,7 +142,7 @@ fn a_list_of_half_a_billion_empty_structs_is_refused() {
 #[cfg_attr(miri, ignore = "takes hours: a message of 1 MB")]
 fn a_request_takes_little_more_memory_decoded_than_encoded() {
     let padding = 1 << 20;
-    // As many as the message has words: 3 bytes of memory for each of its bytes.
+    // As many as the message has words: 4 bytes of memory for each of its bytes.
     let chunks = (padding / 8) as u64;
     let error = decode_request(empty_chunks(chunks, padding)).unwrap_err();
     assert!(error.to_string().contains("decoded"), "{error}");
