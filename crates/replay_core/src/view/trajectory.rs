@@ -4,7 +4,6 @@ use super::Trajectory;
 use super::batch::ArraySpec;
 use super::decode::{ArraysOfView, Decoded, SampledRow, SampledWindow, Unpacker, for_each};
 use super::ragged::RaggedArray;
-
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
