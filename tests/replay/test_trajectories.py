@@ -44,7 +44,8 @@ def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make
 
 
 def table(**settings: Any) -> innet.Table:
-    return innet.Table("t", COLUMNS, 20_000, **({"sampler": "uniform", "max_times_sampled": 1} | settings))
+    arguments: dict[str, Any] = {"sampler": "uniform", "max_times_sampled": 1, **settings}
+    return innet.Table("t", COLUMNS, 20_000, **arguments)
 
 
 @dataclass
@@ -100,10 +101,10 @@ def play(writer: innet.Writer, seed: int, count: int, number: int = 0) -> list[l
                 row.terminated, row.truncated = kind < 0.08, 0.06 < kind < 0.14
             rows.append(row)
             last_observations.append(observation() if row.ends and random.random() < 0.4 else None)
-        final = np.array([row.final for row in rows])
-        same_step = not final.any()
+        finals = np.array([row.final for row in rows])
+        same_step = not finals.any()
         if same_step:
-            final = np.array([last is not None for last in last_observations])
+            finals = np.array([shown is not None for shown in last_observations])
         else:
             last_observations = [None] * STREAMS
         arguments: dict[str, Any] = {
@@ -115,19 +116,19 @@ def play(writer: innet.Writer, seed: int, count: int, number: int = 0) -> list[l
             **{name: np.array([row.values[name] for row in rows]) for name in ("action", "place")},
             "reward": np.array([row.values["reward"] for row in rows], np.float32),
             **{name: np.array([getattr(row, name) for row in rows]) for name in ("terminated", "truncated", "first")},
-            "final": final,
+            "final": finals,
         }
-        if same_step and final.any():
-            shown = [last or rows[0].values["observation"] for last in last_observations]
+        if same_step and finals.any():
+            seen = [shown or rows[0].values["observation"] for shown in last_observations]
             arguments["final_observation"] = {
-                "view": np.stack([last["view"] for last in shown]),
-                "words": [last["words"] for last in shown],
+                "view": np.stack([shown["view"] for shown in seen]),
+                "words": [shown["words"] for shown in seen],
             }
         writer.append(**arguments)
-        for known, row, last in zip(recorded, rows, last_observations, strict=True):
+        for known, row, shown in zip(recorded, rows, last_observations, strict=True):
             known.append(row)
-            if last is not None:
-                known.append(Row({"observation": last}, final=True))
+            if shown is not None:
+                known.append(Row({"observation": shown}, final=True))
     return recorded
 
 
@@ -326,7 +327,7 @@ def test_tensors_iterators_and_mixes_have_the_same_trajectories(make_replay: Mak
             for rows in play(writer, seed=number, count=60, number=number):
                 items |= {tuple(item.steps[0].values["place"].tolist()): item for item in items_of(rows, 6)[0]}
     mix = innet.Mix({"t": 0.5, "other": 0.5})
-    batches = [replay.sample(mix, 32), replay.sample(mix, 32, device="cpu")]
+    batches: list[Any] = [replay.sample(mix, 32), replay.sample(mix, 32, device="cpu")]
     with replay.batches(mix, 32) as iterator:
         batches.append(next(iterator))
     for batch in batches:
