@@ -5,9 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer};
+use super::batch::{Array, ArraySpec, Buffer, put};
 use super::decode::{Decoded, SampledRow, Unpacker};
-use super::put;
 use crate::chunk::RowLayout;
 use crate::schema::Dtype;
 
