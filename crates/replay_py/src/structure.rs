@@ -56,6 +56,12 @@ impl Structure {
             return read(path, value);
         }
         let is_tuple = self.is_tuple();
+        let mut named = None;
+        if !is_tuple && is_sequence(value) {
+            let parts = PyTuple::new(value.py(), self.0.iter().map(|(part, _)| part))?;
+            named = Some(value.py().import("innet_drl.structures")?.call_method1("named_parts", (value, parts))?);
+        }
+        let value = named.as_ref().unwrap_or(value);
         let names = || {
             let names: Vec<_> = self.0.iter().map(|(part, _)| part.as_str()).collect();
             names.join(", ")
