@@ -284,7 +284,7 @@ def test_bad_structures_are_refused() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Sequence(spaces.Discrete(2)), "the space of 'observation' is of type Sequence.* arrays of one shape"),
+        (spaces.OneOf([spaces.Discrete(2)]), "the space of 'observation' is of type OneOf.* arrays of one shape"),
         (spaces.Dict(a=spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)])), "'observation/a' is of type OneOf"),
         (spaces.Dict({"0": spaces.Discrete(2)}), "has a part '0': a part's name is a text without slashes, and no num"),
         (spaces.Dict(a=spaces.Dict({})), "the space of 'observation/a' has no parts"),

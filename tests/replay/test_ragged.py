@@ -279,7 +279,7 @@ def test_bad_input_names_column_and_row(replay: innet.Replay) -> None:
         "points": ("float32", (None, 3)),
         "fixed": ("int32", (2,)),
     }
-    replay.create_table(innet.Table("t", columns, 100, view=innet.Window(0, 0)))
+    replay.create_table(innet.Table("t", columns, 1000, view=innet.Window(0, 0)))
     flags = np.zeros(2, bool)
     row: dict[str, Any] = {"fixed": np.zeros((2, 2), np.int32), "terminated": flags, "truncated": flags}
     tokens, points = [[1], [2, 3]], [np.zeros((1, 3), np.float32), np.zeros((0, 3), np.float32)]

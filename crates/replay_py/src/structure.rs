@@ -15,7 +15,16 @@ impl Structure {
         for name in names {
             name.split('/').fold(&mut root, |parent, part| parent.add(part));
         }
+        root.order();
         root
+    }
+
+    /// Orders parts that are numbered from 0: ragged arrays of a batch follow the others.
+    fn order(&mut self) {
+        if (0..self.0.len()).all(|index| self.get(&index.to_string()).is_some()) {
+            self.0.sort_by_key(|(part, _)| part.parse::<usize>().ok());
+        }
+        self.0.iter_mut().for_each(|(_, structure)| structure.order());
     }
 
     fn add(&mut self, part: &str) -> &mut Structure {
