@@ -176,7 +176,7 @@ class Ragged:
             raise ConfigError("a jagged nested tensor has one level of offsets: take that of ragged.values")
         with naming_extras():
             import torch
-        tensors = self._map(torch.as_tensor)
+        tensors: Any = self._map(torch.as_tensor)
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(tensors._values, tensors._offsets)
         return nested
 
@@ -191,7 +191,8 @@ class Ragged:
             return False
         pairs = [(self._offsets, other._offsets)]
         if isinstance(self._values, Ragged):
-            return np.array_equal(*map(_numpy, pairs[0])) and bool(self._values == other._values)
+            offsets, others = map(_numpy, pairs[0])
+            return np.array_equal(offsets, others) and bool(self._values == other._values)
         pairs.append((self._values, other._values))
         return all(one.dtype == other.dtype and np.array_equal(_numpy(one), _numpy(other)) for one, other in pairs)
 
