@@ -66,7 +66,8 @@ class Batch:
 
     The arrays stay valid while one of them is referenced, even after the batch and the replay are gone. An array that
     shares memory with another one, as the stacks of an observation and of its next one do, is read-only: copy it.
-    `NStep` delivers
+    A ragged column comes as a `Ragged`, in which `(B, *shape)` is a part for each item, and `(B, T, *shape)` a `Ragged`
+    of T parts. `NStep` delivers
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
@@ -263,7 +264,8 @@ class Writer(_ContextManager):
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
             **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of
                 arrays where the table has parts; and, for SAME_STEP environments, `final_<observation>`: the last
-                observations of ended episodes. A column of bytes also takes texts.
+                observations of ended episodes. A ragged column takes a list with an array, or a list, for each
+                environment, or a `Ragged`. A column of bytes also takes texts.
 
         Raises:
             SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in

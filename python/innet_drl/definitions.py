@@ -33,6 +33,7 @@ _RANGES = {
     "capacity": (1, 1 << 24),
     "capacity_bytes": (0, (1 << 64) - 1),
     "length": (1, 16_384),
+    "max_length": (0, (1 << 32) - 1),
     "max_sample_lag": (0, (1 << 32) - 1),
     "max_steps": (1, 65_534),
     "max_times_sampled": (0, (1 << 32) - 1),
@@ -109,15 +110,19 @@ def _dtype(_name: str, value: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _shape(_name: str, value: Any) -> tuple[int, ...]:
+def _shape(_name: str, value: Any) -> tuple[int | None, ...]:
     try:
         many = isinstance(value, Sequence) or np.ndim(value) == 1
-        shape = tuple(map(operator.index, value if many else [value]))
+        given = list(value) if many else [value]
+        free: list[None] = [None] if given[:1] == [None] else []
+        shape = tuple(map(operator.index, given[len(free) :]))
     except TypeError:
-        shape = (-1,)
-    if not all(0 <= size < 1 << 32 for size in shape):
-        raise ConfigError(f"a shape is a tuple of positive integers, got {value}")
-    return shape
+        free, shape = [], (-1,)
+    if not all((not free and not index) <= size < 1 << 32 for index, size in enumerate(shape)):
+        raise ConfigError(
+            f"a shape is a tuple of positive integers, the first of which may be None, for any length; got {value}"
+        )
+    return (*free, *shape)
 
 
 def _stack(name: str, value: Any) -> int | dict[str, int]:
@@ -167,7 +172,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "Sampler": partial(_choice, get_args(Sampler)),
     "Codec | None": lambda name, value: value if value is None else _choice(get_args(Codec), name, value),
     "np.dtype[Any] | Any": _dtype,
-    "tuple[int, ...] | Any": _shape,
+    "tuple[int | None, ...] | Any": _shape,
     "int | Mapping[str, int]": _stack,
     "Sequence[str]": _names,
     "Mapping[str, Column | Any]": _columns,
@@ -210,22 +215,26 @@ class Column(_Definition):
 
     Args:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
-        shape: Shape of one value; `()` is a scalar.
+        shape: Shape of one value; `()` is a scalar. With `None` as its first dimension, `(None,)` or `(None, 3)`, the
+            column is *ragged*: each value has a length of its own, which may be 0, and batches have `Ragged` arrays.
         codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
             at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
-            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below. It is chosen when the
-            object is made: give it again with `dataclasses.replace`.
+            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below, and for ragged
+            columns, which are not stored as differences. It is chosen when the object is made: give it again with
+            `dataclasses.replace`.
         finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
             writer's or the table's view. Integers and other columns are not checked.
+        max_length: Largest length of a value of a ragged column; 0 sets no limit but the 256 MiB of a step.
 
     Raises:
-        ConfigError: An unknown dtype or codec.
+        ConfigError: An unknown dtype or codec, or a shape of other than positive integers.
     """
 
     dtype: np.dtype[Any] | Any
-    shape: tuple[int, ...] | Any = ()
+    shape: tuple[int | None, ...] | Any = ()
     codec: Codec | None = None
     finite: bool = True
+    max_length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,10 +243,23 @@ class Column(_Definition):
 
     def __repr__(self) -> str:
         finite = "" if self.finite else ", finite=False"
-        return f'Column("{self.dtype}", shape={self.shape}, codec="{self.codec}"{finite})'
+        most = f", max_length={self.max_length}" if self.max_length else ""
+        return f'Column("{self.dtype}", shape={self.shape}, codec="{self.codec}"{finite}{most})'
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether each value has a length of its own."""
+        return self.shape[:1] == (None,)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "shape": [size or 0 for size in self.shape]}
 
     def _json(self) -> dict[str, Any]:
         return {"column": {"name": "", **self._settings()}}
+
+    @classmethod
+    def _from_json(cls, shape: list[int], **settings: Any) -> Self:
+        return cls(shape=tuple(size or None for size in shape), **settings)
 
 
 class _View(_Definition):
@@ -407,7 +429,8 @@ class Table(_Definition):
             a slash in its name is a part of a structure: `observation/camera`.
         capacity: Steps held before the oldest are evicted; at most 2^24.
         capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
-            for `capacity` uncompressed steps, each in a chunk of its own.
+            for `capacity` uncompressed steps, each in a chunk of its own, where a value of a ragged column without
+            `max_length` counts for 64 KiB.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
             `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
             (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. A sample sorts
@@ -476,7 +499,7 @@ class Table(_Definition):
     def _from_json(cls, text: str) -> Self:
         """The table that the core has as this JSON."""
         settings = json.loads(text)
-        columns = {column.pop("name"): Column(**column) for column in settings.pop("columns")}
+        columns = {column.pop("name"): Column._from_json(**column) for column in settings.pop("columns")}
         views = {view._kind: view for view in (NStep, Sequences, Trajectory, Window)}
         for kind, view in (settings.pop("view", None) or {}).items():
             settings["view"] = views[kind](**view)
@@ -532,8 +555,8 @@ class Table(_Definition):
 
         The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32). A
         `Dict` or `Tuple` space has a column for each of its parts: `observation/camera`, `observation/arm/joints`,
-        `action/0`. A text is a column of bytes (UTF-8, filled up with zeros): four for each character of a `Text`
-        space, 256 for a space without `max_length`; `values.view("S256")[:, 0]` are the texts as bytes.
+        `action/0`. Values of any length are ragged columns: the bytes of a text (UTF-8, uint8 `(None,)`), the elements
+        of a `Sequence`, and `nodes`, `edges` and `edge_links` of a `Graph`, as `observation/nodes`.
 
         Args:
             name: As in `Table`.
@@ -546,8 +569,8 @@ class Table(_Definition):
             **settings: As in `Table`.
 
         Raises:
-            ConfigError: A space whose values have no fixed size (`Sequence`, `Graph`, `OneOf`), or a part whose name
-                is a number or has a slash.
+            ConfigError: A `OneOf`, a `Sequence` of values of several parts or of any length, or a part whose name is a
+                number or has a slash.
             TableError: As in `Table`.
         """
         spaces = {"observation": observation_space, "action": action_space}
@@ -574,10 +597,19 @@ def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
         for index, inner in enumerate(parts):
             yield from _space_columns(f"{name}/{index}", inner)
         return
+    if hasattr(space, "node_space"):
+        yield f"{name}/nodes", _ragged_column(name, space.node_space)
+        if space.edge_space is not None:
+            yield f"{name}/edges", _ragged_column(name, space.edge_space)
+        yield f"{name}/edge_links", Column("int32", (None, 2))
+        return
+    if hasattr(space, "feature_space"):
+        yield name, _ragged_column(name, space.feature_space)
+        return
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
     if dtype is not None and _numpy_dtype(dtype).kind == "U":
         # A character has up to four bytes.
-        yield name, ("uint8", 4 * (getattr(space, "max_length", None) or 64))
+        yield name, Column("uint8", (None,), max_length=4 * (getattr(space, "max_length", None) or 0))
     elif dtype is not None and shape is not None:
         yield name, (dtype, shape)
     else:
@@ -585,3 +617,14 @@ def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
             f"is of type {type(space).__name__}, whose values have no fixed dtype and shape: wrap the environment, so "
             "that it returns arrays of one shape (padded, with their length)"
         )
+
+
+def _ragged_column(name: str, element: Any) -> Column:
+    """The column of sequences of a space's values."""
+    columns = [Column(*column) for part, column in _space_columns(name, element) if isinstance(column, tuple)]
+    if len(columns) != 1 or getattr(element, "spaces", None) is not None:
+        raise ConfigError(
+            f'the space of "{name}" has a sequence of values of {type(element).__name__}, and a ragged column has '
+            "arrays of one shape: wrap the environment, so that it returns a sequence for each part"
+        )
+    return Column(columns[0].dtype, (None, *columns[0].shape))

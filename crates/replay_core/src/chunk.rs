@@ -333,8 +333,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::schema::flags::DIFFERENCE;
     use crate::schema::Dtype;
+    use crate::schema::flags::DIFFERENCE;
 
     /// The length of a difference, as a row has it.
     fn difference(bytes: usize) -> u32 {
@@ -435,11 +435,8 @@ mod tests {
 
     /// A raw ragged column of at most 5 elements of 2 bytes, and a packed one of 1 byte.
     fn ragged() -> RowLayout {
-        let column = |name: &str, dtype, codec, max_length| Column {
-            codec,
-            max_length,
-            ..Column::new(name, dtype, vec![0])
-        };
+        let column =
+            |name: &str, dtype, codec, max_length| Column { codec, max_length, ..Column::new(name, dtype, vec![0]) };
         let columns = vec![column("raw", Dtype::Int16, Codec::None, 5), column("packed", Dtype::Uint8, Codec::Lz4, 0)];
         RowLayout::of(&TableConfig::new("t", columns, 100))
     }

@@ -28,7 +28,7 @@
 //! | [`codec`], [`difference`] | element types; packing of a value: by itself, or as a difference |
 //! | [`chunk`] | layout of a packed row; rows of one stream, checked |
 //! | | **from windows to arrays** |
-//! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
+//! | [`view_spec`] | definitions of the views `NStep`, `Sequences`, `Trajectory` and `Window`; the parts of an observation |
 //! | [`view`] | arrays of sampled windows, with importance weights |
 //! | [`mix`] | one batch from several tables |
 //! | [`episodes`] | all episodes of a table |

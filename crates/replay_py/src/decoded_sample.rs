@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::notation::tuple;
 use base::wait::{Wait, lock};
 use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
@@ -104,7 +103,9 @@ impl TableDecoder {
         }
         let describe = |column: &Column| {
             let (dtype, codec) = (column.dtype.name(), column.codec.name());
-            format!("{} ({dtype}, {}, {codec})", column.name, tuple(&column.shape))
+            let most = column.max_length;
+            let most = if most == 0 { String::new() } else { format!(", max_length={most}") };
+            format!("{} ({dtype}, {}, {codec}{most})", column.name, column.shape_text())
         };
         let columns = |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
         let (our_columns, their_columns) = (columns(ours), columns(theirs));

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use base::wait::{Wait, lock};
 use replay_core::replay::WriterId;
-use replay_core::schema::{Dtype, TableConfig};
+use replay_core::schema::{Column, Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
 use replay_link::error::{Error, Result};
@@ -150,14 +151,16 @@ impl PyWriter {
         name: &str,
         column: &str,
         value: &Bound<'py, PyAny>,
-    ) -> PyResult<Input<'py>> {
+    ) -> PyResult<ColumnInput<'py>> {
         let found = self.config.columns.iter().find(|known| known.name == column);
         match found {
+            Some(column) if column.is_ragged() => self.ragged(steps, name, column, value),
             Some(column) => {
                 let refuse = |reason| error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"));
                 let text = array::text_to_bytes(column, value, refuse)?;
                 let value = text.as_ref().unwrap_or(value);
-                self.read(steps, name, value, column.dtype, &column.shape)
+                let values = self.read(steps, name, value, column.dtype, &column.shape)?;
+                Ok(ColumnInput { column: column.name.clone(), values, offsets: None })
             }
             None => {
                 let names = self.config.column_names();
@@ -167,6 +170,29 @@ impl PyWriter {
         }
     }
 
+    /// Reads the rows of a ragged column, which Python puts one after the other.
+    fn ragged<'py>(
+        &self,
+        steps: Option<usize>,
+        name: &str,
+        column: &Column,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<ColumnInput<'py>> {
+        let py = value.py();
+        let refuse = |reason| error::schema(py, &self.config.name, format!("{name:?} {reason}"));
+        let (dtype, inner) = (array::to_numpy(py, column.dtype), PyTuple::new(py, column.inner_shape())?);
+        let arguments = (value, dtype, inner, steps, self.num_envs);
+        let rows = py.import("innet_drl.ragged")?.call_method1("_read_rows", arguments);
+        let rows = rows.map_err(|error| match error.is_instance_of::<PyValueError>(py) {
+            true => refuse(error.value(py).to_string()),
+            false => error,
+        })?;
+        let (values, offsets): (Bound<'py, PyAny>, Bound<'py, PyAny>) = rows.extract()?;
+        let offsets = array::read(&offsets, None, refuse)?.to_i64(py)?;
+        let values = array::read(&values, None, refuse)?;
+        Ok(ColumnInput { column: column.name.clone(), values, offsets: Some(offsets) })
+    }
+
     /// Reads the argument `name`, with the column or the parts of `column`.
     fn columns<'py>(
         &self,
@@ -174,15 +200,15 @@ impl PyWriter {
         name: &str,
         column: &str,
         value: &Bound<'py, PyAny>,
-        inputs: &mut Vec<(String, Input<'py>)>,
+        inputs: &mut Vec<ColumnInput<'py>>,
     ) -> PyResult<()> {
         let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
         let mut add = |path: &str, column: String, value: &Bound<'py, PyAny>| {
             let input = self.column(steps, path, &column, value)?;
-            if column.contains('/') && inputs.iter().any(|(known, _)| *known == column) {
+            if column.contains('/') && inputs.iter().any(|known| known.column == column) {
                 return Err(refuse(format!("column {column:?} is given twice")));
             }
-            inputs.push((column, input));
+            inputs.push(input);
             Ok(())
         };
         match self.structure.get(column).filter(|structure| !structure.is_array()) {
@@ -298,9 +324,16 @@ fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
     Values::new(input.dtype, &input.shape, input.bytes())
 }
 
-fn by_column<'a>(inputs: &'a [(String, Input<'_>)]) -> Vec<(&'a str, Values<'a>)> {
-    let inputs = inputs.iter();
-    inputs.map(|(column, input)| (column.as_str(), values(input))).collect()
+/// The values of a column, with the offsets of the rows in those of a ragged one.
+struct ColumnInput<'py> {
+    column: String,
+    values: Input<'py>,
+    offsets: Option<Vec<i64>>,
+}
+
+fn by_column<'a>(inputs: &'a [ColumnInput<'_>]) -> Vec<(&'a str, Values<'a>)> {
+    let of = |input: &'a ColumnInput<'_>| Values { offsets: input.offsets.as_deref(), ..values(&input.values) };
+    inputs.iter().map(|input| (input.column.as_str(), of(input))).collect()
 }
 
 attributes! { PyWriter as "Writer", |writer, py|
@@ -392,10 +425,16 @@ impl PyWriter {
         self.append_rows(py, &rows, Some(steps), timeout)
     }
 
-    /// For the recorder: the parts of each column as dictionaries, and `None` for one array.
+    /// For the recorder: the parts of each column as dictionaries, `None` for one array, and the dtype of a ragged column.
     #[getter]
     fn _parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.structure.to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
+        self.structure.to_dict(py, "", &|name| {
+            let column = self.config.column_index(name).map(|index| &self.config.columns[index]);
+            match column.filter(|column| column.is_ragged()) {
+                Some(column) => Ok(array::to_numpy(py, column.dtype).into_any()),
+                None => Ok(py.None().into_bound(py)),
+            }
+        })
     }
 
     /// For the recorder: the argument of `append` for last observations, `None` for a view without observations.

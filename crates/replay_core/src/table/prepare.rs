@@ -254,8 +254,14 @@ mod tests {
 
     /// A table, and a writer of one stream with windows of `before` and `after` steps.
     fn table(capacity: u64, before: u16, after: u16) -> Arc<Table> {
-        let column =
-            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true, max_length: 0 };
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+            finite: true,
+            max_length: 0,
+        };
         let table =
             Memory::new(MemoryLimits::default()).create_table(&TableConfig::new("t", vec![column], capacity)).unwrap();
         let open = OpenWriter {

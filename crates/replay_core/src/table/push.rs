@@ -288,8 +288,14 @@ mod tests {
     use super::*;
 
     fn config() -> TableConfig {
-        let column =
-            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true, max_length: 0 };
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+            finite: true,
+            max_length: 0,
+        };
         TableConfig::new("t", vec![column], 100)
     }
 

@@ -393,6 +393,12 @@ pub(super) fn whole_arrays(specs: &[ArraySpec], items: usize, buffer: &Arc<Buffe
     specs.iter().map(|spec| spec.array(items, buffer.clone())).collect()
 }
 
+/// Writes values into the bytes of an array.
+pub(super) fn put<const N: usize>(array: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
+    let slots = array.as_chunks_mut().0;
+    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
+}
+
 /// Copies of one thread into a batch. Other threads may read the bytes after it is dropped.
 pub(super) struct Copies {
     streamed: bool,

@@ -12,7 +12,7 @@ mod trajectory;
 
 use std::sync::Arc;
 
-use batch::{ArraySpec, BufferPool};
+use batch::{ArraySpec, BufferPool, put};
 use decode::{ArraysOfView, Fillers};
 
 use base::notation::Number;
@@ -203,12 +203,6 @@ impl Decoder {
         arrays.extend(batch::whole_arrays(&specs[with_ragged..], len, &buffer));
         Ok(Batch { len, arrays, rejected })
     }
-}
-
-/// Writes values into the bytes of an array.
-fn put<const N: usize>(array: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
-    let slots = array.as_chunks_mut().0;
-    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
 }
 
 /// Divisor of the importance weights.

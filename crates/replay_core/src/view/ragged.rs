@@ -5,9 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer};
+use super::batch::{Array, ArraySpec, Buffer, put};
 use super::decode::{Decoded, SampledRow, Unpacker};
-use super::put;
 use crate::chunk::RowLayout;
 use crate::schema::Dtype;
 
@@ -19,7 +18,7 @@ pub(super) struct RaggedArray<'a> {
     rows: Arc<[Option<SampledRow<'a>>]>,
     /// Where the rows of each item end; `None` where each item has one.
     ends: Option<Arc<[usize]>>,
-    /// Elements of each row: 1 where the column is not ragged.
+    /// Elements of each row; empty where the column is not ragged, and each row has one.
     counts: Vec<usize>,
     element_bytes: usize,
     is_ragged: bool,
@@ -82,7 +81,6 @@ impl<'a> RaggedArray<'a> {
     /// Reads the counts of the rows. An item with one that its blob cannot have is added to the failed ones, and has no elements.
     pub(super) fn read_counts(&mut self, layout: &RowLayout, failed: &mut Vec<(usize, String)>) {
         if !self.is_ragged {
-            self.counts = vec![1; self.rows.len()];
             return;
         }
         self.counts = vec![0; self.rows.len()];
@@ -101,10 +99,18 @@ impl<'a> RaggedArray<'a> {
         }
     }
 
+    /// Elements of some items; saturates.
+    fn elements(&self, items: Range<usize>) -> usize {
+        let rows = self.rows_of(items);
+        match self.is_ragged {
+            true => self.counts[rows].iter().fold(0, |sum: usize, count| sum.saturating_add(*count)),
+            false => rows.len(),
+        }
+    }
+
     /// Bytes of the values of some items; saturates.
     pub(super) fn bytes(&self, items: Range<usize>) -> usize {
-        let counts = self.counts[self.rows_of(items)].iter();
-        counts.fold(0, |sum: usize, count| sum.saturating_add(*count)).saturating_mul(self.element_bytes)
+        self.elements(items).saturating_mul(self.element_bytes)
     }
 
     /// Levels of offsets.
@@ -128,7 +134,7 @@ impl<'a> RaggedArray<'a> {
             None => (column.dtype, column.inner_shape()),
         };
         let shape = shape.iter().map(|&n| n as usize).collect();
-        let values = ArraySpec::of_rows(&self.name, dtype, shape, self.counts.iter().sum());
+        let values = ArraySpec::of_rows(&self.name, dtype, shape, self.elements(0..self.items()));
         self.levels().map(|lengths| offsets(lengths.len())).chain([values]).collect()
     }
 
@@ -158,23 +164,24 @@ impl<'a> RaggedArray<'a> {
             }
             return Ok(());
         }
+        if !self.is_ragged {
+            let mut values = self.rows[rows].iter().zip(values.chunks_exact_mut(self.element_bytes));
+            return values.try_for_each(|(row, value)| match row {
+                Some(row) => unpacker.unpack(*row, self.column, value),
+                None => {
+                    value.fill(0);
+                    Ok(())
+                }
+            });
+        }
         for row in rows {
             let value = values.split_off_mut(..self.counts[row] * self.element_bytes).unwrap_or_default();
-            self.unpack(unpacker, self.rows[row], value)?;
-        }
-        Ok(())
-    }
-
-    fn unpack(&self, unpacker: &mut Unpacker<'a>, row: Option<SampledRow<'a>>, value: &mut [u8]) -> Decoded<()> {
-        match row {
-            // No difference is to a ragged value, so that none is remembered.
-            Some(row) if self.is_ragged => unpacker.unpack(row.alone(), self.column, value),
-            Some(row) => unpacker.unpack(row, self.column, value),
-            None => {
-                value.fill(0);
-                Ok(())
+            if let Some(row) = self.rows[row] {
+                // No difference is to a ragged value, so that none is remembered.
+                unpacker.unpack(row.alone(), self.column, value)?;
             }
         }
+        Ok(())
     }
 
     /// Removes the failed items, and closes the gaps that they left in the values.
@@ -188,7 +195,7 @@ impl<'a> RaggedArray<'a> {
                 kept_bytes += bytes;
                 let kept = self.rows_of(item..item + 1);
                 rows.extend_from_slice(&self.rows[kept.clone()]);
-                counts.extend_from_slice(&self.counts[kept]);
+                counts.extend_from_slice(self.counts.get(kept).unwrap_or_default());
                 ends.push(rows.len());
             }
             begin += bytes;

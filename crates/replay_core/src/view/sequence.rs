@@ -88,10 +88,12 @@ impl ArraysOfView for SequenceView {
         }
         let steps: Vec<_> = windows.iter().map(|window| window.steps(self.steps()).ok()).collect();
         let name = |column: usize| layout.columns[column].column.name.as_str();
-        let of_steps = |name: &str, column: usize, slots: usize, row: &dyn Fn(Steps<'a>, usize) -> Option<SampledRow<'a>>| {
-            let items = steps.iter().map(|steps| (0..slots).map(move |slot| steps.and_then(|steps| row(steps, slot))));
-            RaggedArray::of_rows(layout, name, column, items)
-        };
+        let of_steps =
+            |name: &str, column: usize, slots: usize, row: &dyn Fn(Steps<'a>, usize) -> Option<SampledRow<'a>>| {
+                let items =
+                    steps.iter().map(|steps| (0..slots).map(move |slot| steps.and_then(|steps| row(steps, slot))));
+                RaggedArray::of_rows(layout, name, column, items)
+            };
         let observations =
             parts.iter().map(|part| of_steps(&part.array, part.column, self.steps() + 1, &Steps::observation));
         let state = state.iter().map(|&column| {

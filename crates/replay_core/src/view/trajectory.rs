@@ -4,7 +4,6 @@ use super::Trajectory;
 use super::batch::ArraySpec;
 use super::decode::{ArraysOfView, Decoded, SampledRow, SampledWindow, Unpacker, for_each};
 use super::ragged::RaggedArray;
-
 use crate::chunk::RowLayout;
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
@@ -31,8 +30,11 @@ struct Item<'a> {
 
 const END: u8 = flags::TERMINATED | flags::TRUNCATED;
 
-/// The bool arrays, and the value of an item in each; the last one where there is an observation.
-const BITS: [(&str, fn(&Item<'_>) -> bool); 5] = [
+/// A bool array, and the value of an item in it.
+type Bit = (&'static str, fn(&Item<'_>) -> bool);
+
+/// The last one where there is an observation.
+const BITS: [Bit; 5] = [
     ("begins", |item| item.begins),
     ("ends", |item| item.last.has(END)),
     ("terminated", |item| item.last.has(flags::TERMINATED)),
@@ -53,7 +55,7 @@ impl TrajectoryView {
         Ok(TrajectoryView { spec, reward, columns, following, ragged_following })
     }
 
-    fn bits(&self) -> &'static [(&'static str, fn(&Item<'_>) -> bool)] {
+    fn bits(&self) -> &'static [Bit] {
         let observed = !(self.following.is_empty() && self.ragged_following.is_empty());
         &BITS[..BITS.len() - usize::from(!observed)]
     }

@@ -115,7 +115,8 @@ fn write(
 }
 
 fn append(writer: &mut Writer, row: &Row, id: u64, last: Option<&Row>) -> Result<()> {
-    let observation = |row: &Row| (joined([&row.tokens[..]].into_iter(), 4, &[]), joined([&row.points[..]].into_iter(), 12, &[3]));
+    let observation =
+        |row: &Row| (joined([&row.tokens[..]].into_iter(), 4, &[]), joined([&row.points[..]].into_iter(), 12, &[3]));
     let (tokens, points) = observation(row);
     let notes = joined([&row.notes[..]].into_iter(), 1, &[]);
     let id = id.to_le_bytes();
@@ -398,7 +399,9 @@ fn rows_that_do_not_fit_are_refused_and_named() {
             other => panic!("expected a refusal, got {other:?}"),
         }
     };
-    let names = |reason: String, part: &str| assert!(reason.contains("observation/tokens") && reason.contains(part), "{reason}");
+    let names = |reason: String, part: &str| {
+        assert!(reason.contains("observation/tokens") && reason.contains(part), "{reason}")
+    };
     names(given(&[1], &[0; 4], None), "give a list of arrays, or a Ragged");
     names(given(&[2, 1], &[0; 8], Some(&[0, 2])), "int32 of the shape (None,)");
     names(given(&[2], &[0; 8], Some(&[0, 1])), "from 0 to its 2 values, got 2 offsets from 0 to 1");
