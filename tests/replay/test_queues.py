@@ -127,7 +127,7 @@ def test_a_lease_ends_after_its_seconds(make_replay: MakeReplay) -> None:
 
 
 def test_leases_are_for_tables_whose_items_end_and_for_whole_batches(make_replay: MakeReplay) -> None:
-    replay = make_replay([innet.Table("endless", {"number": "int64"}, 10, view=VIEW), queue()])
+    replay = make_replay([innet.Table("endless", {"number": "int64"}, 100, view=VIEW), queue()])
     fill(replay, 4)
     with replay.batches("endless", 1, **NO_END) as batches, replay.writer("endless", 1) as writer:
         append(writer, 1)
