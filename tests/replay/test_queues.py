@@ -45,15 +45,13 @@ def stats(replay: innet.Replay) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", [innet.Writer.flush, innet.Writer.close])
-def test_a_push_to_a_full_queue_waits_and_says_why(
-    make_replay: MakeReplay, end: Callable[..., None]
-) -> None:
+def test_a_push_to_a_full_queue_waits_and_says_why(make_replay: MakeReplay, end: Callable[..., None]) -> None:
     replay = make_replay([queue(4)])
     writer = replay.writer("q", 1, chunk_steps=2)
     append(writer, 0, 1, 2, 3)
     writer.flush()
     append(writer, 4)
-    with pytest.raises(errors.DeadlineError, match='table "q" is full: 4 of its items .* queue_size is 4'):
+    with pytest.raises(errors.DeadlineError, match=r'table "q" is full: 4 of its items .* queue_size is 4'):
         end(writer, timeout=0.3)
     with replay.batches("q", 2, **NO_END, prefetch=0) as batches:
         first = next(batches)
@@ -198,7 +196,7 @@ def test_the_items_of_a_killed_reader_come_again() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None
             seen = [[int(number) for number in reader.stdout.readline().split()] for _ in range(5)]
-            assert sum(seen, []) == [*range(40)]
+            assert [number for batch in seen for number in batch] == [*range(40)]
             until(lambda: stats(replay)["leased_items"] == 16)
             reader.send_signal(signal.SIGKILL)
         until(lambda: stats(replay)["leases"] == [])
