@@ -167,7 +167,7 @@ def test_the_definition_of_a_queue() -> None:
         ({"size": 5, "min_size": 6}, "queue_size"),
     ):
         with pytest.raises(errors.TableError, match=reason):
-            queue(**wrong)  # type: ignore[arg-type]
+            queue(**wrong)
 
 
 def test_several_servers_share_no_queue(tmp_path: Path) -> None:
