@@ -767,11 +767,11 @@ class Replay(_ContextManager):
         and one more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
         many more as the round trip needs: at most 64, and 64 MiB of replies.
 
-        With `acknowledge` the items of a batch belong to their reader from `next` until `Batch.acknowledge`: they stay in
-        the table, which counts them as unread, and no other reader gets them. If the iterator is closed, its connection
-        breaks, its process dies, or the batch is not acknowledged within `lease` seconds (`None`: no limit), they
-        return to where they were. Batches sampled ahead return, too. So each item of a `Table.queue` is processed at
-        least once, and exactly once where no reader dies or is late. For one table with `max_times_sampled`, in this
+        With `acknowledge` the items of a batch belong to their reader from `next` until `Batch.acknowledge`: they stay
+        in the table, which counts them as unread, and no other reader gets them. If the iterator is closed, its
+        connection breaks, its process dies, or the batch is not acknowledged within `lease` seconds (`None`: no limit),
+        they return to where they were. Batches sampled ahead return, too. So each item of a `Table.queue` is processed
+        at least once, and exactly once where no reader dies or is late. For one table with `max_times_sampled`, in this
         process or on one server; tables that are no queues may evict such items.
         """
     @overload

@@ -128,8 +128,8 @@ class TorchBatch:
         """As `Batch.acknowledge`."""
         if self._lease is None:
             raise ConfigError(
-                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and no "
-                "copies"
+                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and "
+                "no copies"
             )
         self._lease.acknowledge(timeout)
 

@@ -45,15 +45,13 @@ def stats(replay: innet.Replay) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", [innet.Writer.flush, innet.Writer.close])
-def test_a_push_to_a_full_queue_waits_and_says_why(
-    make_replay: MakeReplay, end: Callable[..., None]
-) -> None:
+def test_a_push_to_a_full_queue_waits_and_says_why(make_replay: MakeReplay, end: Callable[..., None]) -> None:
     replay = make_replay([queue(4)])
     writer = replay.writer("q", 1, chunk_steps=2)
     append(writer, 0, 1, 2, 3)
     writer.flush()
     append(writer, 4)
-    with pytest.raises(errors.DeadlineError, match='table "q" is full: 4 of its items .* queue_size is 4'):
+    with pytest.raises(errors.DeadlineError, match=r'table "q" is full: 4 of its items .* queue_size is 4'):
         end(writer, timeout=0.3)
     with replay.batches("q", 2, **NO_END, prefetch=0) as batches:
         first = next(batches)
@@ -127,7 +125,7 @@ def test_a_lease_ends_after_its_seconds(make_replay: MakeReplay) -> None:
 
 
 def test_leases_are_for_tables_whose_items_end_and_for_whole_batches(make_replay: MakeReplay) -> None:
-    replay = make_replay([innet.Table("endless", {"number": "int64"}, 10, view=VIEW), queue()])
+    replay = make_replay([innet.Table("endless", {"number": "int64"}, 100, view=VIEW), queue()])
     fill(replay, 4)
     with replay.batches("endless", 1, **NO_END) as batches, replay.writer("endless", 1) as writer:
         append(writer, 1)
@@ -169,7 +167,7 @@ def test_the_definition_of_a_queue() -> None:
         ({"size": 5, "min_size": 6}, "queue_size"),
     ):
         with pytest.raises(errors.TableError, match=reason):
-            queue(**wrong)  # type: ignore[arg-type]
+            queue(**wrong)
 
 
 def test_several_servers_share_no_queue(tmp_path: Path) -> None:
@@ -198,7 +196,7 @@ def test_the_items_of_a_killed_reader_come_again() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None
             seen = [[int(number) for number in reader.stdout.readline().split()] for _ in range(5)]
-            assert sum(seen, []) == [*range(40)]
+            assert [number for batch in seen for number in batch] == [*range(40)]
             until(lambda: stats(replay)["leased_items"] == 16)
             reader.send_signal(signal.SIGKILL)
         until(lambda: stats(replay)["leases"] == [])

@@ -30,6 +30,7 @@ use crate::snapshots::file::Disk;
 use base::wait::lock;
 use replay_core::memory::Memory;
 use replay_core::table::WriterConnection;
+use replay_core::table::leases::Reader;
 use replay_link::error::{Error, Result};
 use replay_link::framing::broken;
 use replay_link::stack::{Address, Stack, until};

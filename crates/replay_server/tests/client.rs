@@ -95,8 +95,9 @@ fn exercise_leases(replay: &Client) {
     }
     pushes.push(steps(40, 11), wait).unwrap();
     pushes.flush(wait).unwrap();
-    pushes.push(steps(51, 1), wait).unwrap();
-    let error = pushes.flush(&Wait::until(Some(Instant::now() + Duration::from_millis(300)))).unwrap_err().to_string();
+    let short = Wait::until(Some(Instant::now() + Duration::from_millis(300)));
+    pushes.push(steps(51, 1), &short).unwrap();
+    let error = pushes.flush(&short).unwrap_err().to_string();
     assert!(error.contains("is full: 41 of its items") && error.contains("ahead of its caller"), "{error}");
     drop(other);
     let items = || replay.stats(wait).unwrap()["tables"]["queue"]["leases"].as_array().unwrap().len();

@@ -30,10 +30,19 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
 }
 
 fn is_about_a_table(body: &RequestBody) -> bool {
-    use RequestBody::{CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities};
+    use RequestBody::{
+        ChangeLeases, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities,
+    };
     matches!(
         body,
-        OpenWriter(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_) | ReportCorrupt(_) | CloseWriter(_)
+        OpenWriter(_)
+            | Push(_)
+            | Sample(_)
+            | UpdatePriorities(_)
+            | ChangeLeases(_)
+            | ReadSteps(_)
+            | ReportCorrupt(_)
+            | CloseWriter(_)
     )
 }
 
