@@ -374,6 +374,8 @@ SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "reque
 )
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:
     text = (DOCUMENTS / document).read_text()
+    for file in re.findall(r"\]\((\.\./\.\./deploy/[^)]+)\)", text):
+        text += (DOCUMENTS / document).parent.joinpath(file).read_text()
     named = {name.replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
     # `--config` is the field `config_file`.
     known = {field.name for flags in classes for field in dataclasses.fields(flags)} | {"config"}
