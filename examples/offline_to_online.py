@@ -61,19 +61,19 @@ def update(source: str | innet.Mix) -> None:
 
 # A noisy demonstrator pushes to where the pole falls. `innet_drl.datasets.import_table` reads a file instead.
 with innet.Recorder(games, replay.writer("demonstrations", GAMES)) as recorder:
-    seen, _ = recorder.reset(seed=0)
+    seen = recorder.reset(seed=0)[0]
     for _ in range(1_000):
         pushes = np.where(rng.random(GAMES) < 0.7, rng.integers(2, size=GAMES), seen[:, 2] + 0.3 * seen[:, 3] > 0)
-        seen, *_ = recorder.step(pushes)
+        seen = recorder.step(pushes)[0]
 for _ in range(UPDATES):
     update("demonstrations")
 print(f"offline, {UPDATES} updates: mean score {score():.1f}")
 
 games = gymnasium.make_vec("CartPole-v1", GAMES)  # the recorder has closed the others
 with replay, innet.Recorder(games, replay.writer("online", GAMES)) as recorder:
-    seen, _ = recorder.reset(seed=1)
+    seen = recorder.reset(seed=1)[0]
     for step in range(GAMES, STEPS + 1, GAMES):
-        seen, *_ = recorder.step(act(seen, 0.05))
+        seen = recorder.step(act(seen, 0.05))[0]
         for _ in range(2 * (step >= 1_000)):
             update(MIX)
         if step % 4_000 == 0:

@@ -25,7 +25,7 @@ STEPS, START, COLLECTORS, BATCH_SIZE = 30_000, 1_000, 3, 256
 SETTINGS: dict[str, Any] = {"buffer_size": 100_000, "batch_size": BATCH_SIZE, "learning_starts": START}
 
 
-class Robot(gymnasium.ObservationWrapper[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any]]):
+class Robot(gymnasium.ObservationWrapper[Any, Any, Any]):
     """A two-joint arm: its joints as numbers; the target is in the picture alone."""
 
     def __init__(self) -> None:
