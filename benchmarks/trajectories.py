@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Semaphore
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy as np
 import psutil
 
 from benchmarks.crew import Crew
-from benchmarks.processes import cpu_seconds
-from benchmarks.systems.queues import BATCH, Trajectory, blocks, split
+from benchmarks.systems.queues import BATCH, BLOCKS, Block, Trajectory, blocks, split
 
 SIZE = 4_096
 """Trajectories that a queue holds: 134 MB."""
@@ -58,9 +58,9 @@ class Tokens:
 
     def measure(self, seconds: float) -> dict[str, Any]:
         """Counts trajectories and their bytes, and CPU time of all processes; `times_ms` are those of batches."""
-        before = {process: cpu_seconds(process) for process in _processes()}
+        before = _cpu_seconds()
         result = self._ask("measure", seconds)
-        cpu = sum(cpu_seconds(process) - before.get(process, 0.0) for process in _processes())
+        cpu = sum(spent - before.get(process, 0.0) for process, spent in _cpu_seconds().items())
         return {**result, "held": self._held, "cpu_s": cpu}
 
     def close(self) -> None:
@@ -73,73 +73,80 @@ class Tokens:
         return self._crew.receive(self._consumer, 10 * argument)
 
 
-class Received:
-    """The numbers that have come, and the sources of their trajectories."""
+def compare(batch: list[Trajectory]) -> None:
+    """Compares a batch with its source."""
+    assert len(batch) == BATCH, f"a batch of {len(batch)}"
+    for number, *arrays in batch:
+        producer, count = divmod(number, NUMBERS)
+        source = sources()[producer][count // BATCH % BLOCKS]
+        _, *right = split(source | {"numbers": np.arange(BATCH)})[count % BATCH]
+        assert all(map(np.array_equal, arrays, right)), f"trajectory {number} differs from what was put"
 
-    def __init__(self) -> None:
-        self._sources = [blocks(seed=index) for index in range(PRODUCERS)]
-        self.numbers: list[int] = []
 
-    def compare(self, batch: list[Trajectory]) -> None:
-        """Compares a batch with its source."""
-        assert len(batch) == BATCH, f"a batch of {len(batch)}"
-        for number, *arrays in batch:
-            producer, count = divmod(number, NUMBERS)
-            source = self._sources[producer][count // BATCH % len(self._sources[producer])]
-            _, *right = split(source | {"numbers": np.arange(BATCH)})[count % BATCH]
-            assert all(map(np.array_equal, arrays, right)), f"trajectory {number} differs from what was put"
+def compare_numbers(received: list[int], held: int = SIZE) -> None:
+    """Checks that each number has come once, and all but those that the store may hold still."""
+    numbers, times = np.unique(received, return_counts=True)
+    assert (times == 1).all(), f"trajectory {numbers[times > 1][0]} came {times.max()} times"
+    for of in (numbers[numbers // NUMBERS == producer] % NUMBERS for producer in range(PRODUCERS)):
+        missing = of.max(initial=-1) + 1 - len(of)
+        assert missing <= held, f"{missing} trajectories are missing"
 
-    def check(self, held: int = SIZE) -> None:
-        """Checks that each number has come once, and all but those that the store may hold still."""
-        numbers, times = np.unique(self.numbers, return_counts=True)
-        assert (times == 1).all(), f"trajectory {numbers[times > 1][0]} came {times.max()} times"
-        for of in (numbers[numbers // NUMBERS == producer] % NUMBERS for producer in range(PRODUCERS)):
-            missing = of.max(initial=-1) + 1 - len(of)
-            assert missing <= held, f"{missing} trajectories are missing"
+
+@functools.cache
+def sources() -> list[list[Block]]:
+    """The blocks of each producer."""
+    return [blocks(seed=index) for index in range(PRODUCERS)]
 
 
 def _produce(system: str, address: Any, free: Semaphore, index: int, pipe: Connection) -> None:
     """Puts as many blocks as it is told, and answers with their bytes; of a negative number there is no end."""
-    put, made, number = importlib.import_module(system).producer(address), blocks(seed=index), index * NUMBERS
-    pipe.send("ready")
-    while True:
-        left, payload = pipe.recv(), 0
-        while left:
-            block = made[number % NUMBERS // BATCH % len(made)]
-            free.acquire()
-            put(block | {"numbers": np.arange(number, number + BATCH)})
-            number, left, payload = number + BATCH, left - 1, payload + 8 * len(block["tokens"])
-        pipe.send(payload)
+
+    def source() -> Iterator[Block]:
+        pipe.send("ready")
+        number = index * NUMBERS
+        while True:
+            left, payload = pipe.recv(), 0
+            while left:
+                block = sources()[index][number % NUMBERS // BATCH % BLOCKS]
+                free.acquire()
+                yield block | {"numbers": np.arange(number, number + BATCH)}
+                number, left, payload = number + BATCH, left - 1, payload + 8 * len(block["tokens"])
+            pipe.send(payload)
+
+    importlib.import_module(system).produce(address, source())
 
 
 def _consume(system: str, address: Any, free: Semaphore, pipe: Connection) -> None:
     """Reads as many batches as a check wants, or for the seconds of a measurement."""
-    get, received = importlib.import_module(system).consumer(address), Received()
+    batches, received = importlib.import_module(system).consume(address), list[int]()
     pipe.send("ready")
     while True:
         what, argument = pipe.recv()
         checks, times, payload = what == "check", [], 0
         start = now = time.perf_counter()
         while len(times) < argument if checks else now < start + argument:
-            batch = get()
+            batch = next(batches)
             free.release()
-            received.numbers += [number for number, _, _ in batch]
+            received += [number for number, _, _ in batch]
             payload += sum(tokens.nbytes + log_probabilities.nbytes for _, tokens, log_probabilities in batch)
             if checks:
-                received.compare(batch)
+                compare(batch)
             before, now = now, time.perf_counter()
             times.append(1e3 * (now - before))
         if checks:
-            received.check()
+            compare_numbers(received)
         pipe.send({"count": BATCH * len(times), "bytes": payload, "elapsed": now - start, "times_ms": times})
 
 
-def _processes() -> list[int]:
+def _processes() -> list[psutil.Process]:
     """This process and all that it has started."""
-    return [psutil.Process().pid, *(each.pid for each in psutil.Process().children(recursive=True))]
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def _cpu_seconds() -> dict[int, float]:
+    return {each.pid: sum(each.cpu_times()[:2]) for each in _processes()}
 
 
 def _resident_bytes() -> int:
-    """Memory of the same processes; what they share counts once."""
-    rollups = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in _processes()]
-    return 1024 * sum(int(each.partition("\nPss:")[2].split()[0]) for each in rollups)
+    """Memory of all processes; what they share counts once."""
+    return sum(each.memory_full_info().pss for each in _processes())

@@ -86,12 +86,24 @@ def advantages(rewards: Any) -> Any:
     return (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, keepdims=True) + 1e-3)
 
 
-def make_table(reuse: int) -> innet.Table:
-    """A queue, or with reuse a table that is sampled by priority."""
-    lag: Any = {"parameters": "policy", "max_sample_lag": MAX_LAG}
-    if reuse == 1:
-        return innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **lag)
-    return innet.Table("groups", COLUMNS, 8 * GROUPS * RESPONSES, max_times_sampled=reuse, priority_exponent=1.0, **lag)
+def improve(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Makes one update."""
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+    optimizer.step()
+
+
+def imitate() -> Policy:
+    """Makes a policy by some examples, of which a third is right: rewards choose among what a policy does at times."""
+    policy = Policy()
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
+    for _ in range(IMITATED):
+        prompts, right = make_prompts(64)
+        shown = torch.where(torch.rand(64, 1) < 0.3, right, torch.cat([right[:, :-1].flip(1), right[:, -1:]], 1))
+        following, _ = policy(torch.cat([prompts, shown], 1)[:, :-1])
+        improve(optimizer, nn.functional.nll_loss(following[:, -shown.shape[1] :].mT, shown))
+    return policy
 
 
 def run_rollouts(address: str, seed: int) -> None:
@@ -134,75 +146,64 @@ def loss_of(policy: Policy, batch: Any) -> Tensor:
     return -torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight).mean()
 
 
-def learn(address: str, seed: int, until: float, reuse: int) -> None:
+def learn(address: str, seed: int, until: float) -> None:
     """Improves the policy by groups, and publishes it after every update, until the clock says `until`."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    policy, begin = Policy(), time.monotonic()
+    policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), 3e-4)
-
-    def improve(loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
-
     with innet.connect(address) as replay:
-        newest = replay.get_parameters("policy", device="cpu")
-        for _ in range(IMITATED if newest is None else 0):
-            # Examples of which a third is right: rewards can only choose among what the policy does at times.
-            prompts, right = make_prompts(64)
-            shown = torch.where(torch.rand(64, 1) < 0.3, right, torch.cat([right[:, :-1].flip(1), right[:, -1:]], 1))
-            following, _ = policy(torch.cat([prompts, shown], 1)[:, :-1])
-            improve(nn.functional.nll_loss(following[:, -shown.shape[1] :].mT, shown))
-        if newest is None:
-            replay.put_parameters("policy", policy.state_dict())
-        else:  # an earlier learner was killed
-            policy.load_state_dict(newest.tensors)
+        policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)
         with replay.batches("groups", GROUPS, VIEW, prefetch=1, device="cpu", acknowledge=True) as batches:
             for batch in batches:
-                improve(loss_of(policy, batch))
+                improve(optimizer, loss_of(policy, batch))
                 version = replay.put_parameters("policy", policy.state_dict())
-                batch.acknowledge()  # not earlier: if this process died, the next one would not get the groups
-                last = time.monotonic() > until
-                if version % 25 == 0 or last:
-                    rewards = np.mean([reward for _ in DIGITS for *_, reward in respond(policy, *make_prompts(64))])
-                    expired = replay.stats()["tables"]["groups"]["expired_items"]
+                batch.acknowledge()  # now the groups are gone; of a learner that dies before, the next one gets them
+                left = until - time.monotonic()
+                if version % 25 == 0 or left < 0:
+                    right = np.mean([reward for _ in DIGITS for *_, reward in respond(policy, *make_prompts(64))])
                     lag = version - 1 - batch.versions.mean()
                     print(
-                        f"update {version - 1:4}: {rewards:.0%} of responses right, groups {lag:.1f} updates old, "
-                        f"{expired} too old, {time.monotonic() - begin:.0f} s",
-                        flush=True,
+                        f"version {version}: {right:.0%} right, from groups {lag:.1f} versions old, {left:.0f} s left"
                     )
-                if last:
+                if left < 0:
                     return
 
 
 def main() -> None:
     """Serves the memory, and starts the other processes, again if one is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--rollouts", type=int, default=2, help="rollout processes")
+    parser.add_argument("--seconds", type=float, default=170.0, help="after some seconds of imitation")
     parser.add_argument("--reuse", type=int, default=1, help="how often a group may be sampled")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
+    torch.manual_seed(flags.seed)
+    of_policy: Any = {"parameters": "policy", "max_sample_lag": MAX_LAG}
+    if flags.reuse == 1:
+        table = innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **of_policy)
+    else:
+        table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
     # "spawn": threads and connections do not survive a fork.
-    start = multiprocessing.get_context("spawn").Process
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"unix://{folder}/replay"
-        roles: list[tuple[Any, ...]] = [(learn, address, flags.seed, time.monotonic() + flags.seconds, flags.reuse)]
-        roles += [(run_rollouts, address, 1_000 * flags.seed + 1 + index) for index in range(flags.rollouts)]
-        with innet.Memory(make_table(flags.reuse), seed=flags.seed) as replay, replay.serve(address):
-            running: dict[int, Any] = {}
-            while 0 not in running or running[0].exitcode != 0:
-                for index, (role, *arguments) in enumerate(roles):
-                    if index not in running or running[index].exitcode is not None:
-                        running[index] = start(target=role, args=arguments, daemon=True)
-                        running[index].start()
+    start, running = multiprocessing.get_context("spawn").Process, {}
+    with tempfile.TemporaryDirectory() as folder, innet.Memory(table, seed=flags.seed) as replay:
+        replay.put_parameters("policy", imitate().state_dict())
+        with replay.serve(f"unix://{folder}/replay") as server:
+            (address,), until = server.addresses, time.monotonic() + flags.seconds
+            roles: list[Any] = [(learn, (address, flags.seed, until))]
+            roles += [(run_rollouts, (address, 10 * flags.seed + number)) for number in (1, 2)]
+            while not running or running[0].exitcode != 0:
+                for place, (role, arguments) in enumerate(roles):
+                    if place not in running or running[place].exitcode:
+                        running[place] = start(target=role, args=arguments, daemon=True)
+                        running[place].start()
+                        print(f"{role.__name__} is process {running[place].pid}", flush=True)
                 time.sleep(0.1)
             for process in running.values():
                 process.terminate()
                 process.join()
+            told = replay.stats()["tables"]["groups"]
+            names = ("inserted_items", "sampled_items", "expired_items", "items")
+            print("groups: " + ", ".join(f"{told[name]} {name.removesuffix('_items')}" for name in names))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Queues of trajectories, one module each.
 
-`store(size)` starts a queue, and returns its address and a function that ends it; `producer(address)` returns a
-function that puts a block, `consumer(address)` one that gets a batch, which is then gone. A peer's module runs in the
-peer's environment: it imports NumPy, the standard library, the peer and this package.
+`store(size)` starts a queue, and returns its address and a function that ends it; `produce(address, blocks)` puts
+blocks, and `consume(address)` yields batches, which are then gone. A peer's module runs in the peer's environment: it
+imports NumPy, the standard library, the peer and this package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -21,26 +21,18 @@ def store(size: int) -> tuple[str, Callable[[], None]]:
         return url(address), process.terminate
 
 
-def producer(address: str) -> Callable[[Block], None]:
+def produce(address: str, source: Iterator[Block]) -> None:
     writer = innet.connect(address).writer("rollouts", 1, VIEW, chunk_steps=BATCH)
     ends = np.zeros((BATCH, 1), bool)
-
-    def put(block: Block) -> None:
+    for block in source:
         ragged = {name: innet.Ragged(block[name], block["offsets"]) for name in RAGGED}
         writer.extend(numbers=block["numbers"][:, None], **ragged, terminated=ends, truncated=ends, timeout=None)
 
-    return put
 
-
-def consumer(address: str) -> Callable[[], list[Trajectory]]:
-    batches = innet.connect(address).batches("rollouts", BATCH, VIEW, acknowledge=True)
-
-    def get() -> list[Trajectory]:
-        batch = next(batches)
+def consume(address: str) -> Iterator[list[Trajectory]]:
+    for batch in innet.connect(address).batches("rollouts", BATCH, VIEW, acknowledge=True):
         # Each window has one row: the outer of the two levels says nothing.
         arrays = (getattr(batch, name).values for name in RAGGED)
         found = list(zip(batch.numbers[:, 0].tolist(), *arrays, strict=True))
         batch.acknowledge()
-        return found
-
-    return get
+        yield found

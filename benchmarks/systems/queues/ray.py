@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 # Read when Ray is imported: it stays on 127.0.0.1, and reports no use.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -23,20 +24,29 @@ def start() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def join(address: str) -> None:
+    """Connects this process to Ray."""
+    ray.init(address, namespace=QUEUE, log_to_driver=False)
+    # Ray's handler would print a stack.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def store(size: int) -> tuple[str, Callable[[], None]]:
     address = start()
     actor = Queue(size // BATCH, actor_options={"name": QUEUE, "num_cpus": 0})
     return address, actor.shutdown
 
 
-def producer(address: str) -> Callable[[Block], None]:
-    ray.init(address, namespace=QUEUE, log_to_driver=False)
+def produce(address: str, source: Iterator[Block]) -> None:
+    join(address)
     queue = ray.get_actor(QUEUE)
-    # In a list a reference is passed on; alone its object would be.
-    return lambda block: ray.get(queue.put.remote([ray.put(block)], None))
+    for block in source:
+        # In a list a reference is passed on; alone its object would be.
+        ray.get(queue.put.remote([ray.put(block)], None))
 
 
-def consumer(address: str) -> Callable[[], list[Trajectory]]:
-    ray.init(address, namespace=QUEUE, log_to_driver=False)
+def consume(address: str) -> Iterator[list[Trajectory]]:
+    join(address)
     queue = ray.get_actor(QUEUE)
-    return lambda: split(ray.get(ray.get(queue.get.remote(None))[0]))
+    while True:
+        yield split(ray.get(ray.get(queue.get.remote(None))[0]))

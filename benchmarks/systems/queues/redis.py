@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,23 +26,19 @@ def store(size: int) -> tuple[Address, Callable[[], None]]:
     return address, process.terminate
 
 
-def producer(address: Address) -> Callable[[Block], None]:
+def produce(address: Address, source: Iterator[Block]) -> None:
     pipeline = _connect(address).pipeline(transaction=False)
-
-    def put(block: Block) -> None:
+    for block in source:
         for place, (number, *arrays) in enumerate(split(block), 1):
             tokens, log_probabilities = (memoryview(each).cast("B") for each in arrays)
             pipeline.xadd(STREAM, {"number": number, "tokens": tokens, "log_probabilities": log_probabilities})
             if place % PIPELINE == 0:
                 pipeline.execute()
 
-    return put
 
-
-def consumer(address: Address) -> Callable[[], list[Trajectory]]:
+def consume(address: Address) -> Iterator[list[Trajectory]]:
     client = _connect(address)
-
-    def get() -> list[Trajectory]:
+    while True:
         entries: list[Any] = []
         while lacks := BATCH - len(entries):
             for _, more in client.xreadgroup(GROUP, "0", {STREAM: ">"}, count=lacks, block=1_000):
@@ -50,9 +46,7 @@ def consumer(address: Address) -> Callable[[], list[Trajectory]]:
         ids = [name for name, _ in entries]
         client.pipeline(transaction=False).xack(STREAM, GROUP, *ids).xdel(STREAM, *ids).execute()
         rows = [each.values() for _, each in entries]
-        return [(int(number), np.frombuffer(t, np.int32), np.frombuffer(l, np.float32)) for number, t, l in rows]
-
-    return get
+        yield [(int(number), np.frombuffer(t, np.int32), np.frombuffer(l, np.float32)) for number, t, l in rows]
 
 
 def _connect(address: Address) -> Any:

@@ -20,16 +20,19 @@ def store(size: int) -> tuple[Address, Callable[[], None]]:
     return ("127.0.0.1", free_port()), lambda: None
 
 
-def producer(address: Address) -> Callable[[Block], None]:
+def produce(address: Address, source: Iterator[Block]) -> None:
     connection = socket.create_connection(address)
-    return lambda block: [connection.sendall(block[name]) for name in PARTS].clear()
+    for block in source:
+        for name in PARTS:
+            connection.sendall(block[name])
 
 
-def consumer(address: Address) -> Callable[[], list[Trajectory]]:
-    return _received(socket.create_server(address)).__next__
+def consume(address: Address) -> Iterator[list[Trajectory]]:
+    # It listens before the first batch is asked for.
+    return _batches(socket.create_server(address))
 
 
-def _received(listener: socket.socket) -> Iterator[list[Trajectory]]:
+def _batches(listener: socket.socket) -> Iterator[list[Trajectory]]:
     buffers = {name: np.zeros(BATCH * LONGEST, dtype) for name, dtype in PARTS.items()}
     for source in itertools.cycle([listener.accept()[0] for _ in range(2)]):
         counts, block = {"numbers": BATCH, "offsets": BATCH + 1}, Block()

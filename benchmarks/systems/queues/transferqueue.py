@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import ray
 import torch
 import transfer_queue
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
-from benchmarks.systems.queues import BATCH, Block, Trajectory
-from benchmarks.systems.queues import ray as objects
+from benchmarks.systems.queues import BATCH, Block, Trajectory, ray
 
-VERSION = f"TransferQueue {importlib.metadata.version('TransferQueue')}, {objects.VERSION}"
+VERSION = f"TransferQueue {importlib.metadata.version('TransferQueue')}, {ray.VERSION}"
 RAGGED = ("tokens", "log_probabilities")
 WHERE: dict[str, Any] = {"data_fields": ["numbers", *RAGGED], "partition_id": "rollouts", "task_name": "learn"}
 # A request that waits for data would hold up the controller, which has one thread.
@@ -24,38 +22,32 @@ SETTINGS = {"controller": {"polling_mode": True}}
 
 
 def store(size: int) -> tuple[str, Callable[[], None]]:
-    address = objects.start()
+    address = ray.start()
     transfer_queue.init(OmegaConf.create(SETTINGS))
     return address, transfer_queue.close
 
 
-def producer(address: str) -> Callable[[Block], None]:
+def produce(address: str, source: Iterator[Block]) -> None:
     client = _client(address)
-
-    def put(block: Block) -> None:
+    for block in source:
         fields = {name: torch.from_numpy(column) for name, column in block.items()}
         offsets = fields.pop("offsets")
         fields |= {name: torch.nested.nested_tensor_from_jagged(fields[name], offsets) for name in RAGGED}
         client.put(TensorDict(fields, batch_size=[BATCH]), partition_id=WHERE["partition_id"])
 
-    return put
 
-
-def consumer(address: str) -> Callable[[], list[Trajectory]]:
+def consume(address: str) -> Iterator[list[Trajectory]]:
     client = _client(address)
-
-    def get() -> list[Trajectory]:
+    while True:
         while not (found := client.get_meta(batch_size=BATCH, mode="fetch", **WHERE)).size:
             time.sleep(0.001)
         data = client.get_data(found)
         client.clear_samples(found)
         arrays = ([each.numpy() for each in data[name].unbind()] for name in RAGGED)
-        return list(zip(data["numbers"].flatten().tolist(), *arrays, strict=True))
-
-    return get
+        yield list(zip(data["numbers"].flatten().tolist(), *arrays, strict=True))
 
 
 def _client(address: str) -> Any:
-    ray.init(address, namespace=objects.QUEUE, log_to_driver=False)
+    ray.join(address)
     transfer_queue.init()
     return transfer_queue.get_client()
