@@ -3,9 +3,8 @@
     python examples/grpo.py              # three minutes on two cores
     python examples/grpo.py --reuse 4    # groups are sampled up to four times, those with large advantages more often
 
-Rollout processes write the responses to a prompt as one episode, so that only whole groups are sampled. The learner
-gets groups of the newest versions of the policy. Any process may be killed while the example runs: it is started
-again, and what the learner has not acknowledged comes again.
+Rollout processes write the responses to a prompt as one episode: only whole groups are sampled, of the newest versions
+of the policy. A process that is killed is started again, and what a learner has not acknowledged goes to the next one.
 """
 
 import argparse
@@ -27,11 +26,7 @@ EQUALS, END, WORDS = 10, 11, 12  # a row is a prompt, "3 1 2 =", and a response,
 WIDTH, LAYERS, HEADS = 192, 2, 6  # 0.9 million parameters
 GROUPS, RESPONSES, MAX_LAG, IMITATED = 8, 8, 4, 200
 VIEW = innet.Trajectory(max_steps=RESPONSES)
-COLUMNS = {
-    "tokens": innet.Column("int32", (None,)),
-    "log_probability": innet.Column("float32", (None,)),  # of the response's tokens, when they were sampled
-    "reward": "float32",
-}
+COLUMNS: Any = {"tokens": ("int32", (None,)), "log_probability": ("float32", (None,)), "reward": "float32"}
 
 
 class Policy(nn.Module):
@@ -73,9 +68,8 @@ def respond(policy: Policy, prompts: Tensor, right: Tensor) -> list[tuple[Tensor
         tokens.append(torch.multinomial(following[:, -1].exp(), 1))
         log_probabilities.append(following[:, -1].gather(1, tokens[-1]))
         following, past = policy(tokens[-1], past)
-    for prompt, row, of_row, goal in zip(
-        prompts, torch.cat(tokens, 1), torch.cat(log_probabilities, 1), right, strict=True
-    ):
+    columns = prompts, torch.cat(tokens, 1), torch.cat(log_probabilities, 1), right
+    for prompt, row, of_row, goal in zip(*columns, strict=True):
         length = [*row.tolist(), END].index(END) + 1  # tokens after the first END are no part of the response
         found.append((torch.cat([prompt, row[:length]]).int(), of_row[:length], float(torch.equal(row[:length], goal))))
     return found
@@ -161,11 +155,9 @@ def learn(address: str, seed: int, until: float) -> None:
                 batch.acknowledge()  # now the groups are gone; of a learner that dies before, the next one gets them
                 left = until - time.monotonic()
                 if version % 25 == 0 or left < 0:
-                    right = np.mean([reward for _ in DIGITS for *_, reward in respond(policy, *make_prompts(64))])
-                    lag = version - 1 - batch.versions.mean()
-                    print(
-                        f"version {version}: {right:.0%} right, from groups {lag:.1f} versions old, {left:.0f} s left"
-                    )
+                    right = np.mean([reward for _ in range(8) for *_, reward in respond(policy, *make_prompts(32))])
+                    lag = version - 1 - np.mean(batch.versions.tolist())
+                    print(f"version {version}: {right:.0%} right, lag {lag:.1f}, {left:.0f} s left", flush=True)
                 if left < 0:
                     return
 
@@ -179,9 +171,8 @@ def main() -> None:
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     of_policy: Any = {"parameters": "policy", "max_sample_lag": MAX_LAG}
-    if flags.reuse == 1:
-        table = innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **of_policy)
-    else:
+    table = innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **of_policy)
+    if flags.reuse > 1:
         table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
     # "spawn": threads and connections do not survive a fork.
     start, running = multiprocessing.get_context("spawn").Process, {}
@@ -202,8 +193,7 @@ def main() -> None:
                 process.terminate()
                 process.join()
             told = replay.stats()["tables"]["groups"]
-            names = ("inserted_items", "sampled_items", "expired_items", "items")
-            print("groups: " + ", ".join(f"{told[name]} {name.removesuffix('_items')}" for name in names))
+            print(*(f"{name} {told[name]}" for name in ("inserted_items", "sampled_items", "expired_items", "items")))
 
 
 if __name__ == "__main__":
