@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+# Read when it is imported. By default it warns in every call that these are more threads than cores.
+os.environ["TQ_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 
 import torch
 import transfer_queue
