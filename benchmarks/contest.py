@@ -6,6 +6,7 @@ Disturbances of the machine (other loads, clock rates) affect all alike, and rat
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -96,8 +97,10 @@ def missing(system: str) -> str | None:
     """Names a missing requirement of a system; `None` if it can run."""
     if interpreter(system) is None:
         return "its environment: run `make bench-peers`"
-    if system == "redis" and shutil.which("redis-server") is None:
+    if "redis" in system and shutil.which("redis-server") is None:
         return "the command redis-server (Debian's package redis-server)"
+    if system == "queues.ray" and importlib.util.find_spec("ray") is None:
+        return "the package ray: run `pip install 'innet-drl[ray]'`"
     return None
 
 
