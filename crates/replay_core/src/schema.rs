@@ -392,7 +392,9 @@ impl TableConfig {
                 })?;
             }
             check(column.element_bytes() > 0, &|| {
-                format!("column {name:?} has an empty shape: only the first dimension may be free, for values of any length")
+                format!(
+                    "column {name:?} has an empty shape: only the first dimension may be free, for values of any length"
+                )
             })?;
             check(column.is_ragged() || column.max_length == 0, &|| {
                 format!("column {name:?} has a max_length and no free dimension: give it the shape (None, ...)")

@@ -213,12 +213,8 @@ impl Table {
     fn blocked_sample<T>(&self, reason: &str) -> Attempt<T> {
         let (table, mut hint) = (&self.config.name, String::new());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let [steps, late, expired] = [
-            &self.counters.inserted_steps,
-            &self.counters.late_items,
-            &self.counters.expired_items,
-        ]
-        .map(count);
+        let [steps, late, expired] =
+            [&self.counters.inserted_steps, &self.counters.late_items, &self.counters.expired_items].map(count);
         if late > 0 && self.items.live() == 0 {
             hint = format!(
                 "; {late} items came after their first step had been evicted: give the table a larger capacity, or the view shorter \

@@ -197,9 +197,9 @@ impl Decoder {
         let buffer = Arc::new(buffer);
         let mut arrays = self.view.arrays(short, &specs[..of_view], len, &buffer);
         let mut rest = &specs[of_view..with_ragged];
-        arrays.extend(ragged.iter().map(|array| {
-            array.array(rest.split_off(..array.depth() + 1).unwrap_or_default(), &buffer)
-        }));
+        arrays.extend(
+            ragged.iter().map(|array| array.array(rest.split_off(..array.depth() + 1).unwrap_or_default(), &buffer)),
+        );
         arrays.extend(batch::whole_arrays(&specs[with_ragged..], len, &buffer));
         Ok(Batch { len, arrays, rejected })
     }

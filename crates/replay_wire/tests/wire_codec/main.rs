@@ -156,7 +156,14 @@ fn a_request_takes_little_more_memory_decoded_than_encoded() {
 
 #[test]
 fn a_codec_of_a_later_release_is_named() {
-    let column = Column { name: "frame".into(), dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true, max_length: 0 };
+    let column = Column {
+        name: "frame".into(),
+        dtype: Dtype::Float64,
+        shape: vec![],
+        codec: Codec::Lz4,
+        finite: true,
+        max_length: 0,
+    };
     let message = refusal_of(&with_a_later_codec(column));
     let known = "unknown variant `lz9`, expected one of `none`, `lz4`, `zstd`";
     assert!(message.contains("the definition of a table") && message.contains(known), "{message}");
@@ -173,7 +180,14 @@ fn with_a_later_codec(column: Column) -> Vec<u8> {
 
 /// The control message of a request for a table with a view of the column `observation`.
 fn with_a_view(observation: &str) -> Vec<u8> {
-    let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true, max_length: 0 };
+    let column = Column {
+        name: "x".into(),
+        dtype: Dtype::Uint8,
+        shape: vec![],
+        codec: Codec::None,
+        finite: true,
+        max_length: 0,
+    };
     let view = NStep { observation: observation.into(), ..NStep::default() };
     let body = RequestBody::CreateTable(TableConfig {
         view: Some(ViewSpec::NStep(view)),

@@ -11,7 +11,14 @@ pub const TABLE: &str = "steps";
 
 /// A table of one 64-bit column, so that a row's value identifies the row.
 pub fn table() -> TableConfig {
-    let value = Column { name: "value".into(), dtype: Dtype::Int64, shape: vec![], codec: Codec::None, finite: true, max_length: 0 };
+    let value = Column {
+        name: "value".into(),
+        dtype: Dtype::Int64,
+        shape: vec![],
+        codec: Codec::None,
+        finite: true,
+        max_length: 0,
+    };
     TableConfig::new(TABLE, vec![value], 10_000)
 }
 
