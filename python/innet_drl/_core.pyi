@@ -123,8 +123,9 @@ class Batch:
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
     def acknowledge(self, timeout: float | None = 60.0) -> None:
-        """Ends the lease of a batch whose items are processed (`acknowledge=True` in `Replay.batches`): they leave the
-        table for good, once they have no samples left.
+        """Ends the lease of a batch whose items are processed (`acknowledge=True` in `Replay.batches`).
+
+        They leave the table for good, once they have no samples left.
 
         Raises:
             LeaseError: The batch was acknowledged before; or its lease is over, since its iterator was closed, its
