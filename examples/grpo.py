@@ -83,7 +83,7 @@ def advantages(rewards: Any) -> Any:
 def improve(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """Makes one update."""
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
     optimizer.step()
 
@@ -147,7 +147,7 @@ def learn(address: str, seed: int, until: float) -> None:
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), 3e-4)
     with innet.connect(address) as replay:
-        policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)
+        policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)  # type: ignore[union-attr]
         with replay.batches("groups", GROUPS, VIEW, prefetch=1, device="cpu", acknowledge=True) as batches:
             for batch in batches:
                 improve(optimizer, loss_of(policy, batch))
@@ -175,7 +175,7 @@ def main() -> None:
     if flags.reuse > 1:
         table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
     # "spawn": threads and connections do not survive a fork.
-    start, running = multiprocessing.get_context("spawn").Process, {}
+    start, running = multiprocessing.get_context("spawn").Process, dict[int, Any]()
     with tempfile.TemporaryDirectory() as folder, innet.Memory(table, seed=flags.seed) as replay:
         replay.put_parameters("policy", imitate().state_dict())
         with replay.serve(f"unix://{folder}/replay") as server:
