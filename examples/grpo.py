@@ -27,6 +27,7 @@ WIDTH, LAYERS, HEADS = 192, 2, 6  # 0.9 million parameters
 GROUPS, RESPONSES, MAX_LAG, IMITATED = 8, 8, 4, 200
 VIEW = innet.Trajectory(max_steps=RESPONSES)
 COLUMNS: Any = {"tokens": ("int32", (None,)), "log_probability": ("float32", (None,)), "reward": "float32"}
+torch.set_num_threads(1)  # in every process: more of them are slower with a network this small
 
 
 class Policy(nn.Module):
@@ -103,7 +104,6 @@ def imitate() -> Policy:
 def run_rollouts(address: str, seed: int) -> None:
     """Answers prompts with the newest policy, until it is ended."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
     policy, version = Policy(), 0
     with innet.connect(address) as replay, replay.writer("groups", GROUPS, VIEW) as writer:
         while True:
@@ -143,7 +143,6 @@ def loss_of(policy: Policy, batch: Any) -> Tensor:
 def learn(address: str, seed: int, until: float) -> None:
     """Improves the policy by groups, and publishes it after every update, until the clock says `until`."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), 3e-4)
     with innet.connect(address) as replay:
@@ -171,7 +170,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     of_policy: Any = {"parameters": "policy", "max_sample_lag": MAX_LAG}
-    table = innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **of_policy)
+    table = innet.Table.queue("groups", COLUMNS, GROUPS, **of_policy)
     if flags.reuse > 1:
         table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
     # "spawn": threads and connections do not survive a fork.
