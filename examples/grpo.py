@@ -105,7 +105,7 @@ def run_rollouts(address: str, seed: int) -> None:
     """Answers prompts with the newest policy, until it is ended."""
     torch.manual_seed(seed)
     policy, version = Policy(), 0
-    with innet.connect(address) as replay, replay.writer("groups", GROUPS, VIEW) as writer:
+    with innet.connect(address) as replay, replay.writer("groups", GROUPS, VIEW, chunk_steps=RESPONSES) as writer:
         while True:
             newest = replay.get_parameters("policy", newer_than=version, device="cpu", writer=writer)
             if newest is not None:
