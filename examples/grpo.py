@@ -27,6 +27,7 @@ WIDTH, LAYERS, HEADS = 192, 2, 6  # 0.9 million parameters
 GROUPS, RESPONSES, MAX_LAG, IMITATED = 8, 8, 4, 200
 VIEW = innet.Trajectory(max_steps=RESPONSES)
 COLUMNS: Any = {"tokens": ("int32", (None,)), "log_probability": ("float32", (None,)), "reward": "float32"}
+torch.set_num_threads(1)  # in every process: more of them are slower with a network this small
 
 
 class Policy(nn.Module):
@@ -83,7 +84,7 @@ def advantages(rewards: Any) -> Any:
 def improve(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """Makes one update."""
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
     optimizer.step()
 
@@ -103,9 +104,8 @@ def imitate() -> Policy:
 def run_rollouts(address: str, seed: int) -> None:
     """Answers prompts with the newest policy, until it is ended."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
     policy, version = Policy(), 0
-    with innet.connect(address) as replay, replay.writer("groups", GROUPS, VIEW) as writer:
+    with innet.connect(address) as replay, replay.writer("groups", GROUPS, VIEW, chunk_steps=RESPONSES) as writer:
         while True:
             newest = replay.get_parameters("policy", newer_than=version, device="cpu", writer=writer)
             if newest is not None:
@@ -143,11 +143,10 @@ def loss_of(policy: Policy, batch: Any) -> Tensor:
 def learn(address: str, seed: int, until: float) -> None:
     """Improves the policy by groups, and publishes it after every update, until the clock says `until`."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), 3e-4)
     with innet.connect(address) as replay:
-        policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)
+        policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)  # type: ignore[union-attr]
         with replay.batches("groups", GROUPS, VIEW, prefetch=1, device="cpu", acknowledge=True) as batches:
             for batch in batches:
                 improve(optimizer, loss_of(policy, batch))
@@ -171,11 +170,11 @@ def main() -> None:
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     of_policy: Any = {"parameters": "policy", "max_sample_lag": MAX_LAG}
-    table = innet.Table.queue("groups", COLUMNS, 4 * GROUPS, **of_policy)
+    table = innet.Table.queue("groups", COLUMNS, GROUPS, **of_policy)
     if flags.reuse > 1:
         table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
     # "spawn": threads and connections do not survive a fork.
-    start, running = multiprocessing.get_context("spawn").Process, {}
+    start, running = multiprocessing.get_context("spawn").Process, dict[int, Any]()
     with tempfile.TemporaryDirectory() as folder, innet.Memory(table, seed=flags.seed) as replay:
         replay.put_parameters("policy", imitate().state_dict())
         with replay.serve(f"unix://{folder}/replay") as server:

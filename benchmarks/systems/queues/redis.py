@@ -30,7 +30,7 @@ def produce(address: Address, source: Iterator[Block]) -> None:
     pipeline = _connect(address).pipeline(transaction=False)
     for block in source:
         for place, (number, *arrays) in enumerate(split(block), 1):
-            tokens, log_probabilities = (memoryview(each).cast("B") for each in arrays)
+            tokens, log_probabilities = (each.data.cast("B") for each in arrays)
             pipeline.xadd(STREAM, {"number": number, "tokens": tokens, "log_probabilities": log_probabilities})
             if place % PIPELINE == 0:
                 pipeline.execute()
