@@ -181,8 +181,8 @@ def test_a_language_model_learns_while_its_processes_are_killed() -> None:
     right = [int(percent) for percent in re.findall(r": (\d+)% right", "".join(printed))]
     assert right[-1] > right[0]
     written, _, expired, waiting = map(int, re.findall(r"items (\d+)", printed[-1]))
-    # Each version is learned from eight groups, and none is lost: what a killed learner has not acknowledged goes to the
-    # next one, which learns from at most one batch again.
+    # Each version is learned from eight groups. None is lost: what a killed learner has not acknowledged goes to the
+    # next one, which learns from one batch again at most.
     learned = 8 * (int(re.findall(r"version (\d+):", "".join(printed))[-1]) - 1)
     assert learned - 8 <= written - expired - waiting <= learned
 
