@@ -122,7 +122,8 @@ def _consume(system: str, address: Any, free: Semaphore, pipe: Connection) -> No
     pipe.send("ready")
     while True:
         what, argument = pipe.recv()
-        checks, times, payload = what == "check", [], 0
+        times: list[float] = []
+        checks, payload = what == "check", 0
         start = now = time.perf_counter()
         while len(times) < argument if checks else now < start + argument:
             batch = next(batches)

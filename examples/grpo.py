@@ -45,7 +45,8 @@ class Policy(nn.Module):
         """Of tokens [N, T] that follow those of `past`: [N, T, WORDS], and the keys and values of all so far."""
         begin, kept = past[0][0].shape[2] if past else 0, []
         x = self.words(tokens) + self.places.weight[begin : begin + tokens.shape[1]]
-        for layer, (norm, heads, out, hidden) in enumerate(self.layers):
+        for layer, part in enumerate(self.layers):
+            norm, heads, out, hidden = part.children()
             query, *memory = heads(norm(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
             kept.append([torch.cat(pair, 2) for pair in zip(past[layer], memory, strict=True)] if past else memory)
             x = x + out(scaled_dot_product_attention(query, *kept[-1], is_causal=not past).transpose(1, 2).flatten(2))

@@ -126,7 +126,7 @@ def test_a_jagged_tensor_shares_the_memory() -> None:
     points = Ragged.of([np.ones((2, 3), np.float32), np.zeros((4, 3), np.float32)])
     assert [tuple(row.shape) for row in points.torch().unbind()] == [(2, 3), (4, 3)]
     np.testing.assert_array_equal(np.from_dlpack(ragged.values), ragged.values)
-    np.testing.assert_array_equal(torch.from_dlpack(ragged.offsets).numpy(), ragged.offsets)
+    np.testing.assert_array_equal(torch.utils.dlpack.from_dlpack(ragged.offsets).numpy(), ragged.offsets)
 
 
 @pytest.mark.parametrize(

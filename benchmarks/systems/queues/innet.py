@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def produce(address: str, source: Iterator[Block]) -> None:
     writer = innet.connect(address).writer("rollouts", 1, VIEW, chunk_steps=BATCH)
     ends = np.zeros((BATCH, 1), bool)
     for block in source:
-        ragged = {name: innet.Ragged(block[name], block["offsets"]) for name in RAGGED}
+        ragged: dict[str, Any] = {name: innet.Ragged(block[name], block["offsets"]) for name in RAGGED}
         writer.extend(numbers=block["numbers"][:, None], **ragged, terminated=ends, truncated=ends, timeout=None)
 
 

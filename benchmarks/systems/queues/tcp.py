@@ -24,7 +24,7 @@ def produce(address: Address, source: Iterator[Block]) -> None:
     connection = socket.create_connection(address)
     for block in source:
         for name in PARTS:
-            connection.sendall(block[name])
+            connection.sendall(block[name].data)
 
 
 def consume(address: Address) -> Iterator[list[Trajectory]]:
@@ -38,6 +38,6 @@ def _batches(listener: socket.socket) -> Iterator[list[Trajectory]]:
         counts, block = {"numbers": BATCH, "offsets": BATCH + 1}, Block()
         for name, buffer in buffers.items():
             block[name] = buffer[: counts.get(name) or int(block["offsets"][-1])]
-            got = source.recv_into(block[name], flags=socket.MSG_WAITALL)
+            got = source.recv_into(block[name].data, flags=socket.MSG_WAITALL)
             assert got == block[name].nbytes, "a producer has left"
         yield split(block)

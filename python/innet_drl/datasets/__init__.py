@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
@@ -318,7 +319,7 @@ def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int
 def _scratch(definition: innet.Table) -> innet.Table:
     """A table of the same columns that keeps a few steps, and never waits for samples."""
     shapes = [(column.dtype.itemsize, column.shape[column.is_ragged :]) for column in definition.columns.values()]
-    step_bytes = sum(itemsize * int(np.prod(shape)) for itemsize, shape in shapes)
+    step_bytes = sum(itemsize * math.prod(map(int, shape)) for itemsize, shape in shapes)
     # Room for a few chunks of large steps.
     capacity_bytes = max(_SCRATCH_BYTES, 200 * step_bytes)
     return innet.Table(

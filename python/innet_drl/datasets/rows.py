@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -53,8 +54,9 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
             f"has {lengths}"
         )
     for flag in FLAGS:
-        if block[flag].dtype != bool or block[flag].ndim != 1:
-            block[flag] = _numbers(f"{target}, episode {number}", flag, block[flag], count, 0)
+        values = np.asarray(block[flag])
+        if values.dtype != bool or values.ndim != 1:
+            block[flag] = _numbers(f"{target}, episode {number}", flag, values, count, 0)
     block["episode"] = np.full(count, number, np.int64)
     return block
 
@@ -270,12 +272,12 @@ def no_column(place: str, name: str, known: Iterable[str], use: str = "") -> err
     return errors.SchemaError(f"{place} has no column {name!r}{use}{hint} {', '.join(names)}")
 
 
-def _same_order(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+def _same_order(theirs: tuple[int, ...], ours: tuple[int | None, ...]) -> bool:
     """Whether values of the two shapes have the same order: equal but for dimensions of 1, or one of them is flat."""
-    if int(np.prod(theirs)) != int(np.prod(ours)):
+    if math.prod(theirs) != math.prod(size or 0 for size in ours):
         return False
-    theirs, ours = (tuple(size for size in shape if size != 1) for shape in (theirs, ours))
-    return theirs == ours or min(len(theirs), len(ours)) <= 1
+    long = [[size for size in shape if size != 1] for shape in (theirs, ours)]
+    return long[0] == long[1] or min(map(len, long)) <= 1
 
 
 @contextlib.contextmanager

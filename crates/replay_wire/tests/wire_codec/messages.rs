@@ -25,9 +25,10 @@ fn codec() -> impl Strategy<Value = Codec> {
 
 prop_compose! {
     fn column()(
-        name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), codec in codec(), finite: bool,
+        name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), max_length: u32,
+        codec in codec(), finite: bool,
     ) -> Column {
-        Column { name, dtype, shape, codec, finite }
+        Column { name, dtype, shape, max_length, codec, finite }
     }
 }
 
@@ -37,6 +38,7 @@ prop_compose! {
         columns in vec(column(), 0..4),
         (capacity, capacity_bytes, min_size) in any::<(u64, u64, u64)>(),
         (max_times_sampled, max_version_lag, max_sample_lag) in any::<(u32, u32, u32)>(),
+        queue_size: u32,
         parameters in option::of(".{0,12}"),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
@@ -50,7 +52,7 @@ prop_compose! {
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, queue_size, max_version_lag,
             parameters, max_sample_lag, view,
         }
     }
@@ -197,6 +199,7 @@ pub enum Answer {
     Sampled {
         items: Vec<SampledItem>,
         live_items: u64,
+        lease: u64,
         min: Option<f64>,
         state: Option<ShareState>,
         rows: Bytes,
