@@ -1,13 +1,16 @@
 """Torch tensors: the argument `device` of `Replay.sample`, `Replay.batches` and `Replay.get_parameters`.
 
-On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device the memory of a batch is copied at once;
-frames that `observation` and `next_observation` share are copied once. `TorchBatches` copies through page-locked
-memory on a separate stream, while the device computes.
+On the CPU the tensors share the memory of the NumPy arrays. For a CUDA device a batch is decoded into
+page-locked memory, which is copied at once; frames that `observation` and `next_observation` share are copied once.
+`TorchBatches` copies on a separate stream, while the device computes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import functools
+import logging
+import weakref
+from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Self
 
@@ -21,7 +24,9 @@ from innet_drl.structures import at_index, map_leaves
 with naming_extras():
     import torch
 
-__all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["TorchBatch", "TorchBatches", "lender", "tensor_on", "to_device", "torch_device"]
 
 
 # `device.type` takes 7 us between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
@@ -47,6 +52,30 @@ def torch_device(device: str | torch.device) -> torch.device:
             f'device is None, "cpu", "cuda", "cuda:1" or a torch.device, got {device!r}: {reason}'
         ) from None
     return found
+
+
+@functools.cache
+def lender(device: torch.device) -> Callable[[int], NDArray[np.uint8] | None] | None:
+    """Returns what lends memory for the batches of a device, by bytes; None where the core's own memory serves."""
+    return _page_locked if device.type == "cuda" else None
+
+
+_refused = False
+"""Whether page-locked memory was refused, which is logged once."""
+
+
+def _page_locked(size: int) -> NDArray[np.uint8] | None:
+    """Page-locked memory, which a GPU copies by itself while the program continues; None if the system refuses it."""
+    global _refused
+    if _refused:
+        return None
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        _refused = True
+        reason = f"{size} bytes could not be page-locked: {str(error).splitlines()[0]}"
+        logger.warning(f"batches are copied to the GPU from ordinary memory, which takes longer: {reason}")
+    return None
 
 
 def tensor_on(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -189,33 +218,26 @@ def _tensors(batch: _core.Batch, flat: torch.Tensor, layout: list[tuple[Any, ...
 
 
 class _Upload:
-    """Copies batches to a CUDA device without blocking the reader."""
+    """Copies batches to a CUDA device without blocking the reader, from where the core decoded them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Page-locked buffers by size, oldest first, each with the event after its last copy.
-        self._staging: defaultdict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = defaultdict(deque)
+        # Memory of batches, oldest first, with the event after its copy: the core decodes no other batch there before.
+        self._sources: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        weakref.finalize(self, self._stream.synchronize)
 
     def __call__(self, batch: _core.Batch) -> TorchBatch:
         reader = torch.cuda.current_stream(self._device)
         flat, layout = batch._memory()
-        on_device = self._copy(torch.from_numpy(flat))
+        source = torch.from_numpy(flat)
+        with torch.cuda.stream(self._stream):
+            on_device = source.to(self._device, non_blocking=True)
+        copied = self._stream.record_event()
+        self._sources.append((source, copied))
+        while self._sources and self._sources[0][1].query():  # type: ignore[no-untyped-call]
+            self._sources.popleft()
         # The allocator must not reuse the memory before the reader's stream has used it.
         on_device.record_stream(reader)
-        reader.wait_stream(self._stream)
+        reader.wait_event(copied)
         return _tensors(batch, on_device, layout)
-
-    def _copy(self, flat: torch.Tensor) -> torch.Tensor:
-        size = 1 << (flat.numel() - 1).bit_length()
-        used = self._staging[size]
-        if used and used[0][1].query():  # type: ignore[no-untyped-call]
-            staging, _ = used.popleft()
-        else:
-            staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        part = staging[: flat.numel()]
-        part.copy_(flat)
-        with torch.cuda.stream(self._stream):
-            on_device = part.to(self._device, non_blocking=True)
-        used.append((staging, self._stream.record_event()))
-        return on_device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from serving import Server, until
 from steps import VIEW, fill, step, table
 
@@ -241,6 +243,114 @@ def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> 
     assert replay.update_priorities("t", batch.ids, batch.weights).stale == 0
     with pytest.raises(AttributeError, match="no array"):
         _ = batch.colour
+
+
+class Lender:
+    """Ordinary buffers in place of page-locked ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.buffers: list[NDArray[np.uint8]] = []
+        self.module = pytest.importorskip("innet_drl.torch_batches")
+        monkeypatch.setattr(self.module, "lender", lambda device: self.lend)
+
+    def lend(self, size: int) -> NDArray[np.uint8] | None:
+        buffer = np.empty(size + 64, np.uint8)
+        self.buffers.append(buffer[-buffer.ctypes.data % 64 :][:size])
+        return self.buffers[-1]
+
+    def has(self, address: int) -> bool:
+        return any(0 <= address - buffer.ctypes.data < buffer.nbytes for buffer in self.buffers)
+
+
+def test_batches_are_decoded_into_lent_memory(make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder writes there and the tensors stay there: nobody copies on the host."""
+    lender = Lender(monkeypatch)
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 1024, VIEW, prefetch=2, device="cpu", timeout=5) as batches:
+        for _ in range(40):
+            batch = next(batches)
+            assert all(lender.has(tensor.data_ptr()) for name, tensor in batch.items() if name != "ids")
+            assert (batch.observation[:, -1, 0, 0] == batch.action).all()
+        # From here a GPU copies.
+        source, _ = next(batches._batches)._memory()
+        assert lender.has(source.ctypes.data)
+        assert lender.has(source.ctypes.data + source.nbytes - 1)
+    # One is read, one was read before, and two are decoded ahead.
+    assert 1 <= len(lender.buffers) <= 4
+    lent = len(lender.buffers)
+    for _ in range(3):
+        assert lender.has(replay.sample("t", 1024, VIEW, device="cpu").observation.data_ptr())
+    assert len(lender.buffers) == lent
+    assert not lender.has(replay.sample("t", 1024, VIEW).observation.ctypes.data)
+
+
+def test_lent_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    lender = Lender(monkeypatch)
+    with innet.Memory([table()]) as replay:
+        fill(replay, 100)
+        kept = replay.sample("t", 1024, VIEW, device="cpu")
+    left = [weakref.ref(buffer) for buffer in lender.buffers]
+    lender.buffers.clear()
+    gc.collect()
+    assert (kept.observation[:, -1, 0, 0] == kept.action).all()
+    assert [ref() is None for ref in left] == [False]
+    # A replay keeps the memory of finished batches for the next ones.
+    del kept, replay
+    gc.collect()
+    assert [ref() is None for ref in left] == [True]
+
+
+def test_memory_that_is_not_lent_is_the_core_s_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A system that refuses to lock pages is named once; an interrupt meanwhile ends the call."""
+    lender = Lender(monkeypatch)
+    torch = pytest.importorskip("torch")
+    page_locked = lender.module._page_locked
+    asked: list[int] = []
+
+    def refuse(size: int, **_: object) -> None:
+        asked.append(size)
+        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    def fail(_: int) -> None:
+        raise ValueError("no memory of this kind")
+
+    with innet.Memory([table()]) as replay:
+        fill(replay, 100)
+
+        def check() -> None:
+            batch = replay.sample("t", 1024, VIEW, device="cpu")
+            assert (batch.observation[:, -1, 0, 0] == batch.action).all()
+
+        monkeypatch.setattr(lender, "lend", page_locked)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty", refuse)
+            patched.setattr(lender.module, "_refused", False)
+            check()
+            with innet.Memory([table()]) as other:
+                fill(other, 100)
+                other.sample("t", 1024, VIEW, device="cpu")
+        assert len(asked) == 1
+        assert [record.message.partition(": ")[2] for record in caplog.records] == [
+            f"{asked[0]} bytes could not be page-locked: CUDA error: out of memory"
+        ]
+    for lend in (interrupt, fail):
+        monkeypatch.setattr(lender, "lend", lend)
+        with innet.Memory([table()]) as replay:
+            fill(replay, 100)
+            if lend is interrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    check()
+            else:
+                printed: list[Any] = []
+                monkeypatch.setattr(sys, "unraisablehook", printed.append)
+                check()
+                assert [str(unraisable.exc_value) for unraisable in printed] == ["no memory of this kind"]
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")

@@ -14,6 +14,11 @@ macro_rules! counters {
         impl $name {
             /// Name and help text of each counter.
             pub const HELP: [(&'static str, &'static str); [$($help),*].len()] = [$((stringify!($field), $help)),*];
+
+            /// Name and value of each counter.
+            pub fn named(&self) -> [(&'static str, u64); Self::HELP.len()] {
+                [$((stringify!($field), self.$field)),*]
+            }
         }
 
         impl AddAssign for $name {
@@ -51,22 +56,15 @@ counters! {
         refused: "Frames not sent, as the device's queue stayed full, or all packets were in use",
         overrun: "Frames dropped, as the handover queue of another core was full",
     }
-}
 
-/// Counts of a worker's gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Contributions {
-    /// Gradients accepted by `offer`.
-    pub offered: u64,
-    /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
-    /// gradient.
-    pub counted: u64,
-    /// Gradients with a segment beyond the staleness bound.
-    pub dropped: u64,
-    /// Segments that missed a round and went into a later one.
-    pub late_segments: u64,
-    /// Dropped segments.
-    pub dropped_segments: u64,
-    /// Restarts of a worker that was too far behind.
-    pub restarts: u64,
+    /// Gradients of an asynchronous worker.
+    Contributions {
+        offered: "Gradients accepted by `offer`",
+        counted: "Gradients with all segments in sums; a segment in flight at a restart, or left to the aggregator, may be counted for the next \
+                  gradient",
+        dropped: "Gradients with a segment beyond the staleness bound",
+        late_segments: "Segments that missed a round and went into a later one",
+        dropped_segments: "Dropped segments",
+        restarts: "Restarts of a worker that was too far behind",
+    }
 }

@@ -36,7 +36,7 @@ impl Flights {
     pub fn begin(&mut self) {
         self.flights.clear();
         self.acknowledged = 0;
-        self.window.begin_round();
+        self.window.recovery_point = 0;
     }
 
     pub fn is_empty(&self) -> bool {
@@ -59,7 +59,7 @@ impl Flights {
 
     /// Whether the oldest contribution and segment `next`, the newest, are in different entries of the aggregator's window.
     pub fn are_within_limit(&self, next: u32) -> bool {
-        self.flights.front().is_none_or(|oldest| next - oldest.segment < self.window.limit())
+        self.flights.front().is_none_or(|oldest| next - oldest.segment < self.window.limit as u32)
     }
 
     /// Time to wait for a sum.
@@ -197,15 +197,6 @@ impl CongestionWindow {
     /// Segments that may be in flight.
     pub fn size(&self) -> usize {
         self.size as usize
-    }
-
-    pub fn limit(&self) -> u32 {
-        self.limit as u32
-    }
-
-    /// Begins a round, whose segments are numbered from 0 again.
-    pub fn begin_round(&mut self) {
-        self.recovery_point = 0;
     }
 
     /// Counts a sum; `round_trip` is the time since its contribution, if that was sent once.

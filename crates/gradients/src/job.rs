@@ -230,7 +230,7 @@ impl Job {
             SegmentState::Complete => return self.send_sum(worker..worker + 1, index, out),
             _ if counted & 1 << worker == 0 => return self.request_contribution(worker, id, out),
             SegmentState::AwaitingParent => {
-                self.query_parent(index, out);
+                self.send_up(PacketKind::Help, id, &[], out);
                 waiting.text = self.describe_parent(id.round);
             }
             _ => {

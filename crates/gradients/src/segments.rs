@@ -45,15 +45,11 @@ pub struct SegmentSlot {
     pub waiting_since: Instant,
     /// Length of the vector, where contributions to this segment tell it.
     pub length: Option<u32>,
-    bytes: usize,
+    /// Bytes of its values.
+    pub bytes: usize,
 }
 
 impl SegmentSlot {
-    /// Bytes of its values.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// A segment with the first contribution, of `worker`.
     pub fn open(id: SegmentId, kind: PacketKind, worker: u16, length: Option<u32>, now: Instant) -> Self {
         SegmentSlot { id, kind, state: SegmentState::Open, counted: 1 << worker, waiting_since: now, length, bytes: 0 }

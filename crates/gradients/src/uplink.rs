@@ -14,7 +14,8 @@ const MAX_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Retry {
     tries: u32,
-    next: Option<Instant>,
+    /// Time of the next try; `None` before the first one.
+    pub next: Option<Instant>,
 }
 
 impl Retry {
@@ -31,11 +32,6 @@ impl Retry {
     /// Makes the next try due at once.
     pub fn hurry(&mut self) {
         self.next = None;
-    }
-
-    /// Time of the next try; `None` before the first one.
-    pub fn next(&self) -> Option<Instant> {
-        self.next
     }
 }
 
@@ -86,7 +82,7 @@ impl Uplink {
 
     /// Time of the next try of path validation.
     pub fn next_try(&self) -> Option<Instant> {
-        self.validation.next().filter(|_| !self.is_valid)
+        self.validation.next.filter(|_| !self.is_valid)
     }
 }
 
@@ -97,8 +93,8 @@ pub struct ParentAggregator {
     pub(super) up: Uplink,
     /// Workers below the child, on all levels.
     pub below: u32,
-    /// Unacknowledged failure: its round and reason, and the tries to report it.
-    failure: Option<(u64, Ack, Retry)>,
+    /// Unacknowledged failure: its round and reason, and the tries to report it. A reset ends it.
+    pub(super) failure: Option<(u64, Ack, Retry)>,
     /// Last round without a sum, and the members that the parent waited for.
     pub(super) waiting_on: Option<(u64, String)>,
 }
@@ -144,11 +140,6 @@ impl ParentAggregator {
     /// Forgets the failure that the parent has acknowledged, unless the answer is late and about one before a reset.
     pub(super) fn acknowledge_failure(&mut self, answered: u32) {
         self.failure.take_if(|(round, ..)| number(*round) == answered);
-    }
-
-    /// Forgets the failure: the job was reset.
-    pub(super) fn clear_failure(&mut self) {
-        self.failure = None;
     }
 }
 

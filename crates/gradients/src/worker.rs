@@ -282,7 +282,7 @@ impl Exchange for ControlCall<'_> {
     }
 
     fn next_wake(&self) -> Instant {
-        let tries = [self.session.up.next_try(), self.retry.next()];
+        let tries = [self.session.up.next_try(), self.retry.next];
         let wake = tries.into_iter().flatten().next();
         wake.unwrap_or(self.started).min(self.deadline)
     }

@@ -131,7 +131,7 @@ impl GradientsConfig {
             return None;
         };
         (!self.gradients_devices.is_empty()).then(|| DpdkConfig {
-            eal: words(&self.gradients_eal),
+            eal: self.gradients_eal.split_whitespace().map(str::to_owned).collect(),
             devices: self.gradients_devices.clone(),
             address,
             prefix: self.gradients_prefix,
@@ -223,7 +223,7 @@ impl GradientsConfig {
         let Some(parent) = &self.parent else {
             return Ok(());
         };
-        if parent.stack() != StackName::Kernel {
+        if parent.stack() != StackName::KERNEL {
             return refuse(format!("{parent}: gradients go by the kernel's UDP, write innet:// or innets://"));
         }
         let tls = matches!(parent, Address::Tcp { tls: true, .. });
@@ -244,11 +244,6 @@ impl GradientsConfig {
         }
         Ok(())
     }
-}
-
-/// Arguments separated by spaces.
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use replay_client::Client;
 use replay_client::dialer::Dialer;
 use replay_client::session::ExtensionSession;
 use replay_link::error::Error as NetError;
-use replay_link::stack::{Address, StackName};
+use replay_link::stack::Address;
 
 use crate::error::{Error, Result};
 use crate::message::{self, NAME};
@@ -43,7 +43,7 @@ pub struct JoinedJob {
 /// # Errors
 /// [`NetError::Deadline`] at `until`; errors of connecting, and the server's.
 pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<'_>) -> Result<JoinedJob> {
-    if let StackName::Plugged(stack) = dialer.address.stack() {
+    if let Some(stack) = dialer.address.stack().plugged() {
         return Err(Error::config(format!(
             "{} is an address of {}, but gradients need the kernel's UDP: connect to an innet:// address of the server",
             dialer.address,

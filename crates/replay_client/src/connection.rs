@@ -92,7 +92,7 @@ impl Connection {
     ) -> Result<ReplyBody> {
         let until = wait.deadline.map(|deadline| deadline + grace);
         let server = self.pipeline().server.clone();
-        let late = || no_answer(server.peer());
+        let late = || no_answer(&server.peer);
         let deadline_ms = deadline_ms(wait.deadline);
         self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, table, body))
     }

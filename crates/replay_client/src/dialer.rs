@@ -27,7 +27,7 @@ use replay_core::schema::TableConfig;
 use replay_link::error::{Error, Result, refuse};
 use replay_link::framing::broken;
 use replay_link::stack::plugged::{StackClient, alternatives};
-use replay_link::stack::{Address, ByteStream, ServerWait, StackName, kernel};
+use replay_link::stack::{Address, ByteStream, ServerWait, kernel};
 use replay_link::tls::{channel_binding, tls_error};
 use replay_wire::auth::{self, ChannelBinding, Secret};
 use replay_wire::{ErrorCode, FrameLimits, RequestBody};
@@ -140,18 +140,16 @@ impl Dialer {
             }
             (_, None) => None,
         };
-        let stack = match (address.stack(), &options.stack_config) {
-            (StackName::Kernel, Some(_)) => {
+        let stack = match (address.stack().plugged(), &options.stack_config) {
+            (None, Some(_)) => {
                 let other = alternatives(|stack| format!("innet+{}://address:port", stack.name()));
                 let other = other.map_or(String::new(), |other| format!("write {other}, or "));
                 return refuse(format!(
                     "{address} uses the kernel's TCP, which has no configuration file: {other}leave the file out"
                 ));
             }
-            (StackName::Kernel, None) => None,
-            (StackName::Plugged(stack), _) => {
-                Some(stack.client(&address, options.stack_config.as_deref(), options.spin)?)
-            }
+            (None, None) => None,
+            (Some(stack), _) => Some(stack.client(&address, options.stack_config.as_deref(), options.spin)?),
         };
         Ok(Dialer {
             reconnect_calls_for: options.reconnect_for,

@@ -30,7 +30,8 @@ pub struct Link<R> {
     connection: Option<Connection>,
     /// In the order in which they were queued.
     pending: VecDeque<Pending<R>>,
-    bytes: usize,
+    /// Bytes that the requests keep for sending them again.
+    pub bytes: usize,
 }
 
 /// A request without an answer.
@@ -185,11 +186,6 @@ impl<R> Link<R> {
     /// Whether all requests are answered.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
-    }
-
-    /// Bytes that the requests keep for sending them again.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Whether `most` requests and [`MAX_BYTES`] leave room for one of `bytes`. The first one always has room.

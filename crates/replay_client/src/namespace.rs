@@ -28,11 +28,6 @@ impl Namespace {
     /// Limit in characters. Leaves space for the names: a server accepts 128 bytes, an extension may accept fewer.
     pub const MAX_LENGTH: usize = 40;
 
-    /// Prefix of all names at the server.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// Name at the server. An empty name stays empty, and the server refuses it.
     pub fn full(&self, name: &str) -> String {
         match name {

@@ -2,12 +2,10 @@
 //! every future here is cancel safe, so a caller drops it at its deadline and calls again.
 
 use std::collections::{HashMap, VecDeque};
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::poll_immediate;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use super::namespace::Namespace;
@@ -80,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Err(_) if is_tls_alert(self.reader.received()) => {
                 return Err(Error::Config(format!(
                     "{} answers with TLS: connect to innets://, with the server's certificate or its authority's in tls_ca",
-                    self.server.peer()
+                    self.server.peer
                 )));
             }
             reply => reply?,
@@ -96,7 +94,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             }
             .into());
         }
-        let peer = self.server.peer().to_owned();
+        let peer = self.server.peer.clone();
         let refuse = |reason: String| Err(Error::authentication(reason));
         match (token, challenge.token_needed) {
             (None, true) => {
@@ -164,7 +162,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         if self.tables.len() >= MAX_NUMBERED_TABLES {
             let reason = format!("this connection has numbered {MAX_NUMBERED_TABLES} tables");
-            return Err(Error::Disconnected { address: self.server.peer().to_owned(), reason });
+            return Err(Error::Disconnected { address: self.server.peer.clone(), reason });
         }
         let name = self.namespace.as_ref().map_or_else(|| table.to_owned(), |namespace| namespace.full(table));
         Ok((self.tables.len() as u16 + 1, Some(name)))
@@ -219,15 +217,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     async fn just_arrived(&mut self) -> Result<Option<Reply>> {
         // Lets the runtime poll the socket.
         tokio::task::yield_now().await;
-        let mut frame = pin!(next_reply(&mut self.reader, &self.server, self.namespace.as_ref()));
-        let frame = poll_fn(|context| match frame.as_mut().poll(context) {
-            Poll::Ready(frame) => Poll::Ready(Some(frame)),
-            Poll::Pending => Poll::Ready(None),
-        });
-        match frame.await {
-            Some(reply) => reply.map(Some),
-            None => Ok(None),
-        }
+        poll_immediate(next_reply(&mut self.reader, &self.server, self.namespace.as_ref())).await.transpose()
     }
 
     /// Sends the end of the stream, without waiting for the server's.
@@ -253,8 +243,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if reply.id != id {
             return Err(Error::protocol(format!(
                 "{} answered request {} while request {id} was in flight",
-                self.server.peer(),
-                reply.id
+                self.server.peer, reply.id
             )));
         }
         answer(reply.body)
@@ -268,7 +257,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
-                write_frame(outgoing, &mut self.writer, self.server.peer()).await?;
+                write_frame(outgoing, &mut self.writer, &self.server.peer).await?;
                 self.queue.pop_front();
             }
             Ok(())
@@ -299,10 +288,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
 ) -> Result<Reply> {
     loop {
         let Some(frame) = reader.frame().await? else {
-            return Err(Error::Disconnected {
-                address: server.peer().to_owned(),
-                reason: "the server closed it".into(),
-            });
+            return Err(Error::Disconnected { address: server.peer.clone(), reason: "the server closed it".into() });
         };
         let mut reply = decode_reply(frame)?;
         if let Some(namespace) = namespace {
@@ -316,7 +302,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
                 return match answer(body) {
                     // A frame of this client paused for longer than the server waits: the requests may go over another connection.
                     Err(Error::RemoteDeadline { waited_for }) => {
-                        Err(Error::Disconnected { address: server.peer().to_owned(), reason: waited_for.to_string() })
+                        Err(Error::Disconnected { address: server.peer.clone(), reason: waited_for.to_string() })
                     }
                     body => Ok(Reply { id: NO_REQUEST, body: body? }),
                 };

@@ -200,7 +200,7 @@ impl Channel for Pushes {
                 self.link.dialer.address,
                 self.link.len(),
                 self.open.name,
-                self.link.bytes()
+                self.link.bytes
             )),
         }
     }

@@ -18,8 +18,9 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use base::allocation;
 use replay_core::schema::{Column, Dtype};
+use replay_core::view::{Buffer, Lender, Storage};
 
-use crate::error;
+use crate::{error, interpreter};
 
 /// A C-contiguous array from Python, borrowed for reading: calls of this package that write to arrays are refused meanwhile.
 ///
@@ -423,6 +424,29 @@ fn holds_text(array: &Bound<'_, PyUntypedArray>) -> bool {
 /// `MissingExtraError` without torch, `ConfigError` for a device that this machine does not have.
 pub fn torch_device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     torch_call(intern!(py, "torch_device"), (name,))
+}
+
+/// Storage from a function of `innet_drl.torch_batches`: it gets a number of bytes, and returns a uint8 array with as many that nobody else
+/// uses, or `None`. After an exception there is none; the call that waits for the batch raises that of a signal handler.
+pub fn lender(lend: Py<PyAny>) -> Box<Lender> {
+    let lent = move |py: Python<'_>, bytes: usize| -> PyResult<Option<Storage>> {
+        let Some(array) = lend.call1(py, (bytes,))?.extract::<Option<Py<PyArrayDyn<u8>>>>(py)? else {
+            return Ok(None);
+        };
+        let (start, len) = (array.bind(py).data(), array.bind(py).len());
+        let usable = array.bind(py).is_c_contiguous() && start.align_offset(Buffer::ALIGNMENT) == 0;
+        // SAFETY: the array keeps its bytes, which lie one after the other from an aligned address on, and the function gives it away.
+        Ok(NonNull::new(start).filter(|_| usable).map(|start| unsafe { Storage::lent(start, len, array) }))
+    };
+    Box::new(move |bytes| {
+        let lent = interpreter::try_attach(|py| {
+            lent(py, bytes).map_err(|error| match error.is_instance_of::<PyException>(py) {
+                true => error.write_unraisable(py, None),
+                false => error::keep_raised(error),
+            })
+        });
+        lent?.ok()?
+    })
 }
 
 /// Calls a function or class of `innet_drl.torch_batches`. An interned name is found without a new string for each batch.

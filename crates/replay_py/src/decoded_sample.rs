@@ -10,7 +10,7 @@ use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{Batch, DecodeOptions, Decoder, TABLES, ViewSpec};
+use replay_core::view::{Batch, DecodeOptions, Decoder, Lender, TABLES, ViewSpec};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
@@ -23,8 +23,8 @@ const ASK_WITHIN: Duration = Duration::from_secs(5);
 pub struct TableDecoder {
     config: Arc<TableConfig>,
     pub view: ViewSpec,
-    /// View and options that the call named.
-    asked: (Option<ViewSpec>, DecodeOptions),
+    /// View and options that the call named, and whether its device lends memory.
+    asked: (Option<ViewSpec>, DecodeOptions, bool),
     /// [`TableConfig::checksum`] of what the decoder relies on.
     checksum: u32,
     decoder: Decoder,
@@ -38,16 +38,21 @@ impl TableDecoder {
     /// Most table numbers kept.
     const MOST_TABLES: usize = 64;
 
-    /// Reads with `view`, or by default with the table's own view.
+    /// Reads with `view`, or by default with the table's own view, into memory of `lender`, or by default of the core.
     ///
     /// # Errors
     /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
-    pub fn new(config: Arc<TableConfig>, view: Option<ViewSpec>, options: DecodeOptions) -> Result<Self> {
+    pub fn new(
+        config: Arc<TableConfig>,
+        view: Option<ViewSpec>,
+        options: DecodeOptions,
+        lender: Option<Box<Lender>>,
+    ) -> Result<Self> {
         let checksum = config.checksum(view.is_none());
-        let asked = (view.clone(), options);
+        let asked = (view.clone(), options, lender.is_some());
         let view = config.view_or_own(view)?;
         Ok(TableDecoder {
-            decoder: Decoder::new(&config, &view, options)?,
+            decoder: Decoder::new(&config, &view, options)?.lent_by(lender),
             config,
             view,
             asked,
@@ -57,10 +62,10 @@ impl TableDecoder {
         })
     }
 
-    /// Whether the decoder is for this view and these options, and the table's definition has not changed.
-    pub fn fits(&self, view: Option<&ViewSpec>, options: DecodeOptions) -> bool {
-        let (asked_view, asked_options) = &self.asked;
-        asked_view.as_ref() == view && *asked_options == options && !self.is_outdated()
+    /// Whether the decoder is for this view, these options and lent memory or not, and the table's definition has not changed.
+    pub fn fits(&self, view: Option<&ViewSpec>, options: DecodeOptions, lent: bool) -> bool {
+        let (asked_view, asked_options, asked_lent) = &self.asked;
+        (asked_view.as_ref(), *asked_options, *asked_lent) == (view, options, lent) && !self.is_outdated()
     }
 
     /// Whether the table's definition has changed since.

@@ -99,7 +99,7 @@ pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
 }
 
 thread_local! {
-    /// Exception of a signal's handler that ran within a log call of the core.
+    /// Exception of a signal's handler that ran within Python code that the core called.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 

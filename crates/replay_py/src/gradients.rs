@@ -262,15 +262,7 @@ impl PyGradientUpdates {
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let _call = Call::begin(py);
         let counted = self.updates.call(py, None, |updates, _| Ok(updates.worker.session().contributions()))?;
-        let counts = [
-            ("offered", counted.offered),
-            ("counted", counted.counted),
-            ("dropped", counted.dropped),
-            ("late_segments", counted.late_segments),
-            ("dropped_segments", counted.dropped_segments),
-            ("restarts", counted.restarts),
-        ];
-        counts.into_py_dict(py)
+        counted.named().into_py_dict(py)
     }
 
     #[doc = stub_doc!("GradientUpdates.leave")]

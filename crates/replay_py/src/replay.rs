@@ -246,7 +246,7 @@ impl PyReplay {
     ) -> PyResult<Option<PyParameters>> {
         let _call = Call::begin(py);
         let device = device.map(|name| array::torch_device(py, name)).transpose()?;
-        let writer = writer.as_ref().map(|writer| writer.id());
+        let writer = writer.as_ref().map(|writer| &writer.id);
         let found = self.call(py, timeout, |replay, wait| {
             let Some(found) = replay.get_parameters(name, newer_than, writer, wait)? else {
                 if newer_than == 0 && !self.unknown_parameters_named.load(Ordering::Relaxed) {

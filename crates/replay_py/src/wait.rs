@@ -58,7 +58,7 @@ fn within(py: Python<'_>, argument: &str, seconds: f64, without: &str) -> PyResu
 /// Runs signal handlers.
 ///
 /// # Errors
-/// Exception of a handler, now or earlier within a log call.
+/// Exception of a handler, now or earlier within Python code that the core called.
 fn check_signals(py: Python<'_>) -> PyResult<()> {
     match error::take_raised() {
         Some(error) => Err(error),

@@ -37,7 +37,8 @@ const RECONNECT_WITHIN: Duration = Duration::from_millis(200);
 pub struct PyWriter {
     writer: ProcessLocal<Arc<WriterState>>,
     config: Arc<TableConfig>,
-    id: WriterId,
+    /// Id of the writer in its memory.
+    pub id: WriterId,
     name: String,
     num_envs: usize,
     structure: Structure,
@@ -81,11 +82,6 @@ impl PyWriter {
             num_envs: num_envs as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
         })
-    }
-
-    /// Id of the writer in its memory.
-    pub fn id(&self) -> &WriterId {
-        &self.id
     }
 
     /// Shape of an argument of `append`, or of a block of steps; `row` is the shape of one row.

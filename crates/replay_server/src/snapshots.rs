@@ -292,7 +292,7 @@ fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> 
     for &number in numbers {
         let path = folder.join(file_name(number, SUFFIX));
         let begun = system::now();
-        match file::restore_from(disk, memory, &path) {
+        match file::restore(disk, memory, &path) {
             Ok(()) => {
                 let seconds = system::elapsed(begun).as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));

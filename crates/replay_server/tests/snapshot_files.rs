@@ -12,8 +12,7 @@ use std::sync::atomic::AtomicBool;
 use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_link::error::Error;
-use replay_server::snapshots::file::Machine;
-use replay_server::snapshots::file::{restore, save, save_server};
+use replay_server::snapshots::file::{Machine, restore, save, save_server};
 use support::*;
 
 /// A memory with four steps.
@@ -75,7 +74,7 @@ fn errors_of_a_restore_name_the_file() {
     let path = folder.path().join("altered");
     save(&memory(), &path).unwrap();
     let again = Memory::new(MemoryLimits::default());
-    let refused = |path: &Path| restore(&again, path).unwrap_err();
+    let refused = |path: &Path| restore(&Machine, &again, path).unwrap_err();
     let mut bytes = fs::read(&path).unwrap();
     bytes[20] ^= 1;
     fs::write(&path, &bytes).unwrap();
@@ -94,7 +93,7 @@ fn errors_of_a_restore_name_the_file() {
     }
     bytes[20] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    restore(&again, &path).unwrap();
+    restore(&Machine, &again, &path).unwrap();
     assert_eq!(again.table("t").unwrap().stats()["steps"], 4);
 }
 

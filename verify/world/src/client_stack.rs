@@ -36,7 +36,7 @@ impl PluggedStack for Simulated {
     fn client(&self, address: &Address, _file: Option<&Path>, _spin: bool) -> Result<Arc<dyn StackClient>> {
         let mut listening = address.clone();
         if let Address::Tcp { stack, .. } = &mut listening {
-            *stack = StackName::Kernel;
+            *stack = StackName::KERNEL;
         }
         Ok(Arc::new(Client(OneThread::new((running(), listening)))))
     }

@@ -233,7 +233,7 @@ fn address(index: usize, stack: StackName) -> Address {
 /// Starts a server on a machine of its own.
 fn serve(world: &SimStack, job: &Job, index: usize) -> SimStack {
     let config = ServerConfig {
-        listen: vec![address(index, StackName::Kernel)],
+        listen: vec![address(index, StackName::KERNEL)],
         // Of each client, and of each writer.
         max_connections: u32::try_from(2 * job.actors + 16 * job.learners + 16).expect("fewer than 2^31 actors"),
         ..ServerConfig::default()

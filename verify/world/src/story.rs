@@ -131,7 +131,7 @@ impl Story {
         };
         let machines = (0..servers).map(|index| {
             let config = ServerConfig {
-                listen: vec![address(index, StackName::Kernel)],
+                listen: vec![address(index, StackName::KERNEL)],
                 max_bytes: 256 << 20,
                 max_frame_bytes: 1 << 20,
                 ..ServerConfig::default()
@@ -176,7 +176,7 @@ impl Story {
         self.start(Role::Operator);
         if self.random.random_bool(0.5) {
             let seed = self.seed();
-            let server = address(0, StackName::Kernel);
+            let server = address(0, StackName::KERNEL);
             let hostile = self.stack.program();
             let annoy = programs::annoy(hostile.clone(), server, self.users.clone(), seed);
             hostile.spawn(annoy);

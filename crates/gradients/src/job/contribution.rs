@@ -96,7 +96,7 @@ impl Job {
         };
         let slot = self.slots.slot(index);
         let is_counted = slot.counted & 1 << worker != 0;
-        let same_bytes = slot.bytes() == body.len();
+        let same_bytes = slot.bytes == body.len();
         match slot.state {
             // Segment 0, which is asked for again if it was lost, fails the job with both lengths.
             _ if !same_bytes && slot.kind == kind && length.is_none() && id.segment > 0 => self.counters.ahead += 1,
@@ -156,7 +156,7 @@ impl Job {
             Some(values) => format!("{values} values ({})", content(kind)),
             None => format!("{bytes} bytes ({}) as segment {segment}", content(kind)),
         };
-        let (own, others) = (sums(kind, length, bytes), sums(slot.kind, slot.length, slot.bytes()));
+        let (own, others) = (sums(kind, length, bytes), sums(slot.kind, slot.length, slot.bytes));
         format!(
             "{role} {worker} sums {own} in round {round}, {role} {other} {others}: all workers have to sum vectors of the same length"
         )

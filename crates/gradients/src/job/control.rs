@@ -149,7 +149,7 @@ impl Job {
         self.slots.clear();
         self.halted = None;
         if let Some(parent) = &mut self.parent {
-            parent.clear_failure();
+            parent.failure = None;
         }
         self.floor = first;
         self.newest = first - 1;
@@ -172,12 +172,7 @@ impl Job {
         if let Some(id) = oldest
             && (self.joined() as u32) < self.threshold
         {
-            let failed = Ack {
-                missing: self.worker_bits(1 << worker),
-                text: format!("{text} {}", id.round),
-                ..Ack::new(Status::Failed, PacketKind::Leave)
-            };
-            self.fail(failed, out);
+            self.fail_without(1 << worker, PacketKind::Leave, format!("{text} {}", id.round), out);
         }
     }
 }
@@ -195,11 +190,7 @@ impl Job {
         }
     }
 
-    pub(super) fn query_parent<T: Transmit>(&self, index: usize, out: &mut T) {
-        self.send_up(PacketKind::Help, self.slots.slot(index).id, &[], out);
-    }
-
-    fn send_up<T: Transmit>(&self, kind: PacketKind, id: SegmentId, body: &[u8], out: &mut T) {
+    pub(super) fn send_up<T: Transmit>(&self, kind: PacketKind, id: SegmentId, body: &[u8], out: &mut T) {
         // Before path validation the parent would drop it. Segments that are complete by then are sent once the path is valid.
         if let Some(parent) = self.parent.as_ref().filter(|parent| parent.up.is_valid) {
             parent.up.send(kind, id.round, id.segment, body, out);
@@ -280,7 +271,11 @@ impl Job {
             (Status::Done, PacketKind::Join) => {
                 parent.up.is_valid = true;
                 parent.retry(now, out);
-                self.send_all_to_parent(out);
+                for (index, slot) in self.slots.iter() {
+                    if slot.state == SegmentState::AwaitingParent {
+                        self.send_to_parent(index, out);
+                    }
+                }
             }
             (Status::Waiting, _) => parent.waiting_on = Some((round, ack.text)),
             // Refused: the failure was from before a reset.
@@ -298,13 +293,5 @@ impl Job {
             _ => {}
         }
         None
-    }
-
-    fn send_all_to_parent<T: Transmit>(&self, out: &mut T) {
-        for (index, slot) in self.slots.iter() {
-            if slot.state == SegmentState::AwaitingParent {
-                self.send_to_parent(index, out);
-            }
-        }
     }
 }

@@ -41,12 +41,8 @@ impl Job {
                 (missing, self.describe(missing, now, others))
             }
         };
-        let failed = Ack {
-            missing: self.worker_bits(missing),
-            text: format!("round {} waited {waited} ms for {whom}", slot.id.round),
-            ..Ack::new(Status::Failed, slot.kind)
-        };
-        self.fail(failed, out);
+        let text = format!("round {} waited {waited} ms for {whom}", slot.id.round);
+        self.fail_without(missing, slot.kind, text, out);
     }
 
     /// The segment that fails the job, and its deadline. In a synchronous job this is the first segment without a sum, which all workers
@@ -70,14 +66,6 @@ impl Job {
         match slot.state {
             SegmentState::AwaitingParent => self.settings.deadline * 13 / 10,
             _ => self.settings.deadline,
-        }
-    }
-
-    /// Bits of missing workers; 0 for missing racks, whose bits workers would read as numbers within their own rack.
-    pub(super) fn worker_bits(&self, missing: u64) -> u64 {
-        match self.settings.below {
-            Some(_) => 0,
-            None => missing,
         }
     }
 
@@ -121,18 +109,21 @@ impl Job {
         if self.members.len() as u32 - left.count_ones() >= self.threshold {
             return false;
         }
-        let failed = Ack {
-            missing: self.worker_bits(left),
-            text: format!("round {} waits for {}", id.round, self.describe(left, now, &[])),
-            ..Ack::new(Status::Failed, PacketKind::Leave)
-        };
-        self.fail(failed, out);
+        let text = format!("round {} waits for {}", id.round, self.describe(left, now, &[]));
+        self.fail_without(left, PacketKind::Leave, text, out);
         true
     }
 
     /// A bit for each member.
     pub(super) fn all_members(&self) -> u64 {
         u64::MAX >> (64 - self.settings.workers)
+    }
+
+    /// Fails the job, which lacks the members whose bits are set.
+    pub(super) fn fail_without<T: Transmit>(&mut self, missing: u64, about: PacketKind, text: String, out: &mut T) {
+        // Workers would read the bits of racks as numbers within their own rack.
+        let missing = if self.settings.below.is_some() { 0 } else { missing };
+        self.fail(Ack { missing, text, ..Ack::new(Status::Failed, about) }, out);
     }
 
     /// Suspends the job here and at the parent.

@@ -37,21 +37,19 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     let config = flags.configured.config(matches, std::env::var("INNET_TOKEN").ok())?;
     let file = config.stack_config.as_deref();
     let mut findings = Vec::new();
-    if config.stack != StackName::Kernel || file.is_none() {
+    if config.stack != StackName::KERNEL || file.is_none() {
         findings.push(Finding::new("configuration", configuration(&config)));
         findings.extend(certificate(&config).map(|checked| Finding::new("certificate", checked)));
     }
     let machine = MachineFiles::this();
-    let plugins: Vec<_> = match (config.stack, file) {
-        (StackName::Kernel, None) => {
+    let plugins: Vec<_> = match (config.stack.plugged(), file) {
+        (None, None) => {
             findings.extend(kernel_findings(&config, &machine));
             plugin::of_server(config.stack).collect()
         }
         // Devices, without a server for them.
-        (StackName::Kernel, Some(_)) => {
-            plugin::plugged_in().into_iter().filter(|plugin| plugin.stack().is_some()).collect()
-        }
-        (StackName::Plugged(stack), _) => vec![plugin::of_stack(stack)?],
+        (None, Some(_)) => plugin::plugged_in().into_iter().filter(|plugin| plugin.stack().is_some()).collect(),
+        (Some(stack), _) => vec![plugin::of_stack(stack)?],
     };
     for plugin in plugins {
         findings.extend(plugin.findings(&config, &machine)?);

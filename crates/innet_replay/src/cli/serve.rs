@@ -6,8 +6,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Id};
+use clap::{ArgMatches, Args};
 use sd_notify::NotifyState;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,13 +59,7 @@ impl ConfigFlags {
             }
             None => (String::new(), "command line".to_owned()),
         };
-        let mut flags =
-            toml::Table::try_from(&self.settings).map_err(|error| Error::Config(format!("command line: {error}")))?;
-        let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
-        let given: Vec<&str> = matches.ids().map(Id::as_str).filter(given).collect();
-        flags.retain(|name, _| given.contains(&name));
-        flags.extend(given_flags(matches)?);
-        let mut config = ServerConfig::from_toml(&text, &origin, flags)?;
+        let mut config = ServerConfig::from_toml(&text, &origin, given_flags(&self.settings, matches)?)?;
         if config.token.is_none() && config.token_file.is_none() {
             config.token = environment_token.map(Secret);
         }

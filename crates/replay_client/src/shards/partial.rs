@@ -36,7 +36,7 @@ pub struct PartialBatch {
     /// Items requested from each server: received, or in flight.
     requested: Vec<u32>,
     /// The last requests have brought nothing.
-    stalled: bool,
+    pub has_stalled: bool,
     arrived: Vec<(usize, Sampled)>,
 }
 
@@ -82,7 +82,7 @@ impl PartialBatch {
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
             owed: divide(count, &totals, at),
             requested: vec![0; seen.len()],
-            stalled: false,
+            has_stalled: false,
             arrived: Vec::new(),
         }
     }
@@ -98,7 +98,7 @@ impl PartialBatch {
     pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> Vec<u32> {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
-        self.stalled = true;
+        self.has_stalled = true;
         if sum <= 0.0 {
             return vec![0; self.owed.len()];
         }
@@ -128,7 +128,7 @@ impl PartialBatch {
     /// Adds the items of a server.
     pub fn add(&mut self, shard: usize, sampled: Sampled) {
         if !sampled.items.is_empty() {
-            self.stalled = false;
+            self.has_stalled = false;
             self.arrived.push((shard, sampled));
         }
     }
@@ -152,11 +152,6 @@ impl PartialBatch {
     /// Whether nothing was requested yet.
     pub fn begins(&self) -> bool {
         self.requested.iter().all(|&requested| requested == 0)
-    }
-
-    /// Whether the last requests have brought nothing.
-    pub fn has_stalled(&self) -> bool {
-        self.stalled
     }
 
     /// The complete batch, ordered by server. Copies rows, but not blobs.

@@ -81,7 +81,7 @@ impl ShardedSamples {
             self.links.iter_mut().filter(|link| !link.is_idle()).for_each(|link| drop(link.reset()));
         }
         (self.table, self.request) = (table.to_owned(), *request);
-        let named = self.links.iter().any(ShardLink::has_answered);
+        let named = self.links.iter().any(|link| link.has_answered);
         match self.batch(wait) {
             // Connections of earlier calls have the number of a table that was dropped. The new ones name it again.
             Err(error) if named && error.code() == ErrorCode::UnknownTable => self.batch(wait),
@@ -187,7 +187,7 @@ impl ShardedSamples {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
             // A broken connection may mean a restart: the next connection shows it.
-            if !self.links[shard].has_answered() {
+            if !self.links[shard].has_answered {
                 self.group.leave(shard, &error);
             }
             self.drop_link(shard);

@@ -20,7 +20,7 @@ pub struct ShardLink {
     /// Requests end with their connection: their items are divided again among the servers.
     link: Link<ShareRequest>,
     /// The connection has answered, and no request on it has timed out since.
-    answers: bool,
+    pub has_answered: bool,
     /// Round trip, measured when the connection was opened.
     pub round_trip: Duration,
     /// The last answer on this connection.
@@ -52,7 +52,7 @@ impl ShareRequest {
 impl ShardLink {
     /// A link that connects at its first request.
     pub fn new(dialer: Arc<Dialer>) -> Self {
-        ShardLink { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None, stale: false }
+        ShardLink { link: Link::new(dialer), has_answered: false, round_trip: Duration::ZERO, seen: None, stale: false }
     }
 
     /// Closes the connection. Returns the requests in flight, whose answers are lost.
@@ -69,11 +69,6 @@ impl ShardLink {
     /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.link.is_empty()
-    }
-
-    /// Whether the connection has answered, and not timed out since.
-    pub fn has_answered(&self) -> bool {
-        self.answers
     }
 
     /// Samples requested from the rate limiter that are in flight.
@@ -130,10 +125,10 @@ impl ShardLink {
             self.link.connection()?.run(wait, until, || no_answer(name), RequestPipeline::reply)
         })?;
         let Some(reply) = reply else {
-            self.answers = false;
+            self.has_answered = false;
             return Err(silent(&dialer));
         };
-        self.answers = true;
+        self.has_answered = true;
         let Some((_, share)) = self.link.take(reply.id) else {
             return Err(Error::protocol(format!("{name} answered request {}, which is not in flight", reply.id)));
         };

@@ -8,7 +8,8 @@
 //! and evicts rows that the next item needs; a streamed store does neither. Streaming shortens the unpacking of 512 stacks
 //! of frames by a fifth (`cargo bench -p replay_core --bench views decode`).
 
-use std::cell::UnsafeCell;
+use std::any::Any;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, Weak};
 
 use base::allocation::{self, check_size};
@@ -26,20 +27,54 @@ const MOST_KEPT: usize = 16;
 /// Most bytes of the arrays of a batch.
 const LARGEST: u64 = 16 << 30;
 
-/// Bytes on the heap, written through an exclusive reference, and by holders of the pointer once they are shared.
-type Storage = Box<[UnsafeCell<u8>]>;
+/// Bytes on the heap, or of another library, which are freed on drop.
+pub struct Storage {
+    start: NonNull<u8>,
+    len: usize,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the owner may be dropped by any thread. The bytes are reached through a `Buffer`: its methods on a shared reference only read
+// them or return their address. A write through the address is sound only while no other thread uses the bytes, which `as_mut_ptr`
+// demands of its users.
+unsafe impl Send for Storage {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Storage {}
+
+impl Storage {
+    /// The `len` bytes at `start`, which `owner` frees when it is dropped.
+    ///
+    /// # Safety
+    /// `start` is a multiple of [`Buffer::ALIGNMENT`]. The bytes may be read and written, and nobody else does so, until then.
+    pub unsafe fn lent(start: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
+        Storage { start, len, _owner: Box::new(owner) }
+    }
+
+    fn zeros(len: usize) -> Result<Self> {
+        let mut bytes = Vec::from(allocation::zeros("an array", len + Buffer::ALIGNMENT)?);
+        advise_huge_pages(&bytes);
+        let first = bytes.as_ptr().align_offset(Buffer::ALIGNMENT);
+        let start = NonNull::from(&mut bytes[first..]).cast();
+        // SAFETY: `len` bytes are left from the aligned one on. A vector can be moved without its bytes, and this one is only dropped.
+        Ok(unsafe { Storage::lent(start, len, bytes) })
+    }
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Storage { start: NonNull::dangling(), len: 0, _owner: Box::new(()) }
+    }
+}
+
+/// Lends new storage of at least as many bytes as it is asked for, or `None`.
+pub type Lender = dyn Fn(usize) -> Option<Storage> + Send + Sync;
 
 /// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
 pub struct Buffer {
     storage: Storage,
-    start: usize,
     len: usize,
     pool: Weak<BufferPool>,
 }
-
-// SAFETY: methods on a shared reference only read the bytes or return their address. A write through the address is
-// sound only while no other thread uses the bytes, which `as_mut_ptr` demands of its users.
-unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Alignment of buffers, and so of arrays: a cache line, and the widest vector register.
@@ -47,12 +82,12 @@ impl Buffer {
 
     /// A buffer of `len` zeros without a pool.
     pub fn zeros(len: usize) -> Result<Self> {
-        Ok(Buffer::over(zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
+        Ok(Buffer::over(Storage::zeros(len)?, len, Weak::new()))
     }
 
     fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
-        let start = storage.as_ptr().align_offset(Self::ALIGNMENT);
-        Buffer { storage, start, len, pool }
+        assert!(len <= storage.len, "storage of {} bytes for {len}", storage.len);
+        Buffer { storage, len, pool }
     }
 
     pub fn as_slice(&self) -> &[u8] {
@@ -67,7 +102,7 @@ impl Buffer {
 
     /// The address of the bytes, which do not move, for another language. It may write there while nobody else uses the buffer.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        UnsafeCell::raw_get(self.storage[self.start..].as_ptr())
+        self.storage.start.as_ptr()
     }
 
     pub fn len(&self) -> usize {
@@ -77,14 +112,6 @@ impl Buffer {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-}
-
-fn zeros(len: usize) -> Result<Storage> {
-    let bytes = allocation::zeros("an array", len)?;
-    advise_huge_pages(&bytes);
-    let bytes = Box::into_raw(bytes);
-    // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
-    Ok(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
 }
 
 impl Drop for Buffer {
@@ -99,9 +126,14 @@ impl Drop for Buffer {
 #[derive(Default)]
 pub(super) struct BufferPool {
     free: Mutex<Vec<Storage>>,
+    lender: Option<Box<Lender>>,
 }
 
 impl BufferPool {
+    pub(super) fn lent_by(lender: Option<Box<Lender>>) -> Self {
+        BufferPool { lender, ..BufferPool::default() }
+    }
+
     /// A buffer with any content for arrays of `items`, whose places it sets.
     pub(super) fn take(self: &Arc<Self>, specs: &mut [ArraySpec], items: usize) -> Result<Buffer> {
         let mut len = 0_usize;
@@ -118,25 +150,25 @@ impl BufferPool {
         if len < SMALLEST_KEPT {
             return Buffer::zeros(len);
         }
-        let needed = len + Buffer::ALIGNMENT;
         let kept = {
             let mut free = lock(&self.free);
             // Not one much larger: a short batch would hold on to the memory of a long one.
-            let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
-            let smallest = free.iter().enumerate().filter(|(_, storage)| fits(storage)).min_by_key(|(_, s)| s.len());
+            let fits = |storage: &Storage| (len..=2 * len).contains(&storage.len);
+            let smallest = free.iter().enumerate().filter(|(_, storage)| fits(storage)).min_by_key(|(_, s)| s.len);
             smallest.map(|(at, _)| at).map(|at| free.swap_remove(at))
         };
-        let storage = match kept {
-            Some(kept) => kept,
-            None => zeros(needed)?,
+        let storage = match kept.or_else(|| self.lender.as_ref()?(len)) {
+            Some(storage) => storage,
+            None => Storage::zeros(len)?,
         };
         Ok(Buffer::over(storage, len, Arc::downgrade(self)))
     }
 
-    fn give_back(&self, mut storage: Storage) {
+    fn give_back(&self, storage: Storage) {
         if cfg!(debug_assertions) {
             // Poison: tests fail on a late read, and on a part that is never filled.
-            storage.iter_mut().for_each(|byte| *byte.get_mut() = 0xa5);
+            // SAFETY: nobody else uses the bytes of free storage.
+            unsafe { storage.start.write_bytes(0xa5, storage.len) };
         }
         let mut free = lock(&self.free);
         if free.len() == MOST_KEPT {
@@ -408,6 +440,37 @@ mod tests {
         let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(&mut spec, 1).unwrap()).collect();
         drop(buffers);
         assert_eq!(lock(&pool.free).len(), MOST_KEPT);
+    }
+
+    #[test]
+    fn lent_storage_is_filled_reused_and_returned() {
+        let lent = Arc::new(Mutex::new(Vec::new()));
+        let lends = lent.clone();
+        let lender = move |len| {
+            let mut lent = lock(&lends);
+            // Once: the second buffer is the pool's own.
+            let storage = lent.is_empty().then(|| Storage::zeros(len).unwrap())?;
+            let (start, owner) = (storage.start, Arc::new(storage));
+            lent.push((start.addr().get(), Arc::downgrade(&owner)));
+            // SAFETY: the bytes are those of storage that nobody else has, and that is dropped with the owner.
+            Some(unsafe { Storage::lent(start, len, owner) })
+        };
+        let pool = Arc::new(BufferPool::lent_by(Some(Box::new(lender))));
+        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
+        for _ in 0..3 {
+            let buffer = pool.take(&mut spec, 2).unwrap();
+            let other = pool.take(&mut spec, 2).unwrap();
+            let (address, owner) = lock(&lent)[0].clone();
+            assert_eq!(buffer.as_slice().as_ptr().addr(), address);
+            assert_ne!(other.as_slice().as_ptr().addr(), address);
+            assert_eq!(owner.strong_count(), 1);
+            // The first that is given back is the next that is taken.
+            drop(buffer);
+            drop(other);
+        }
+        drop(pool);
+        let lent = lock(&lent);
+        assert_eq!((lent.len(), lent[0].1.strong_count()), (1, 0));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
 pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, ViewSpec, Window};
-pub use batch::{Array, Batch, Buffer, Rejected};
+pub use batch::{Array, Batch, Buffer, Lender, Rejected, Storage};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
@@ -78,6 +78,11 @@ impl Decoder {
             fillers: Fillers::new(options.threads)?,
             pool: Arc::default(),
         })
+    }
+
+    /// The decoder, with a `lender` for the storage of its batches, such as page-locked memory; where it lends none, that is on the heap.
+    pub fn lent_by(self, lender: Option<Box<Lender>>) -> Self {
+        Decoder { pool: Arc::new(BufferPool::lent_by(lender)), ..self }
     }
 
     pub(crate) fn layout(&self) -> &RowLayout {

@@ -41,7 +41,7 @@ impl Address {
     pub fn stack(&self) -> StackName {
         match self {
             Address::Tcp { stack, .. } => *stack,
-            Address::Unix { .. } => StackName::Kernel,
+            Address::Unix { .. } => StackName::KERNEL,
         }
     }
 }
@@ -76,9 +76,9 @@ impl FromStr for Address {
             None => ("innet", text),
         };
         let (scheme, stack) = match scheme.split_once('+') {
-            None => (scheme, StackName::Kernel),
-            Some((scheme, name)) => match name.parse() {
-                Ok(stack @ StackName::Plugged(_)) if scheme.starts_with("innet") => (scheme, stack),
+            None => (scheme, StackName::KERNEL),
+            Some((scheme, name)) => match name.parse::<StackName>() {
+                Ok(stack) if stack != StackName::KERNEL && scheme.starts_with("innet") => (scheme, stack),
                 _ => return refuse("has an unknown scheme"),
             },
         };
@@ -129,7 +129,7 @@ impl fmt::Display for Address {
         match self {
             Address::Tcp { host, port, tls, stack } => {
                 f.write_str(if *tls { "innets" } else { "innet" })?;
-                if let StackName::Plugged(stack) = stack {
+                if *stack != StackName::KERNEL {
                     write!(f, "+{}", stack.name())?;
                 }
                 if host.contains(':') { write!(f, "://[{host}]:{port}") } else { write!(f, "://{host}:{port}") }

@@ -70,7 +70,7 @@ impl Stack for Kernel {
                     host: bound.ip().to_string(),
                     port: bound.port(),
                     tls: *tls,
-                    stack: StackName::Kernel,
+                    stack: StackName::KERNEL,
                 };
                 Ok(KernelListener::Tcp(listener, address))
             }

@@ -91,8 +91,8 @@ pub async fn until<S: Stack, T>(stack: &S, deadline: Instant, future: impl Futur
 
 /// State of a wait for the server: the last reason that the server sent.
 pub struct ServerWait {
-    /// Name of the server.
-    peer: String,
+    /// Name of the server, for errors.
+    pub peer: String,
     /// Reason of the last [`ReplyBody::Waiting`]; `None` after an answer.
     reason: Mutex<Option<WaitReason>>,
 }
@@ -104,11 +104,6 @@ impl ServerWait {
     /// A server called `peer`, without a reason.
     pub fn new(peer: String) -> Self {
         ServerWait { peer, reason: Mutex::default() }
-    }
-
-    /// The server, for errors.
-    pub fn peer(&self) -> &str {
-        &self.peer
     }
 
     /// Logs a long wait for the server: see [`Wait::report`].

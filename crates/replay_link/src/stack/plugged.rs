@@ -2,15 +2,14 @@
 //! for a client.
 
 use std::future::Future;
-use std::hash::{Hash, Hasher};
+use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use std::{fmt, io};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Address, ByteStream, ServerWait};
 use crate::error::{Error, Result};
@@ -75,23 +74,21 @@ pub fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String
 }
 
 /// A network stack, by its name.
-#[derive(Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum StackName {
-    /// The kernel's: TCP and Unix sockets.
-    #[default]
-    Kernel,
-    /// Another crate's.
-    Plugged(&'static dyn PluggedStack),
-}
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct StackName(&'static str);
 
 impl StackName {
+    /// The kernel's: TCP and Unix sockets.
+    pub const KERNEL: Self = StackName("kernel");
+
     /// The name.
     pub fn name(self) -> &'static str {
-        match self {
-            StackName::Kernel => "kernel",
-            StackName::Plugged(stack) => stack.name(),
-        }
+        self.0
+    }
+
+    /// The stack of another crate; `None` for the kernel's.
+    pub fn plugged(self) -> Option<&'static dyn PluggedStack> {
+        plugged_in().into_iter().find(|stack| stack.name() == self.0)
     }
 }
 
@@ -101,11 +98,9 @@ impl FromStr for StackName {
     /// # Errors
     /// [`Error::Config`] with the names of all stacks.
     fn from_str(text: &str) -> Result<Self> {
-        if text == "kernel" {
-            return Ok(StackName::Kernel);
-        }
-        let stack = plugged_in().into_iter().find(|known| known.name() == text);
-        stack.map(StackName::Plugged).ok_or_else(|| {
+        let plugged = plugged_in().into_iter().map(|stack| stack.name());
+        let mut known = std::iter::once(Self::KERNEL.0).chain(plugged);
+        known.find(|name| *name == text).map(StackName).ok_or_else(|| {
             let others = alternatives(|stack| stack.name().to_owned());
             let others = others.map_or(String::new(), |names| format!(" or {names}"));
             Error::Config(format!("there is no network stack {text:?}, only kernel{others}"))
@@ -113,36 +108,8 @@ impl FromStr for StackName {
     }
 }
 
-impl TryFrom<String> for StackName {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
-
-impl From<StackName> for String {
-    fn from(stack: StackName) -> Self {
-        stack.name().to_owned()
-    }
-}
-
-impl PartialEq for StackName {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for StackName {}
-
-impl Hash for StackName {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name().hash(state);
-    }
-}
-
-impl fmt::Debug for StackName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+impl<'de> Deserialize<'de> for StackName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }

@@ -81,7 +81,7 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        let restored = wait::unlocked(slf.py(), || file::restore(&memory, &path));
+        let restored = wait::unlocked(slf.py(), || file::restore(&file::Machine, &memory, &path));
         // Restoring may have created tables.
         slf.as_super().get().decoders().clear();
         restored
@@ -176,7 +176,7 @@ impl PyServer {
 
 /// Closes a server, and waits until it has ended.
 fn end(server: RunningServer) -> Result<()> {
-    server.close();
+    server.server().close();
     server.wait()
 }
 

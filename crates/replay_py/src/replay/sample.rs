@@ -55,23 +55,25 @@ impl PyReplay {
         self.decoders().remove(table);
     }
 
-    /// Decoder for samples of a table, cached by view and options.
+    /// Decoder for samples of a table, cached by view, options and whether memory is lent.
     fn decoder(
         &self,
         py: Python<'_>,
         table: &str,
         view: Option<&ViewSpec>,
         options: DecodeOptions,
+        lend: Option<&Bound<'_, PyAny>>,
         deadline: Option<Instant>,
     ) -> PyResult<Arc<TableDecoder>> {
-        let fits = |decoder: &&Arc<TableDecoder>| decoder.fits(view, options);
+        let fits = |decoder: &&Arc<TableDecoder>| decoder.fits(view, options, lend.is_some());
         let known = self.decoders().get(table).and_then(|kept| kept.iter().find(fits).cloned());
         if let Some(decoder) = known {
             return Ok(decoder);
         }
-        let decoder = self.backend.call_until(py, deadline, |backend, wait| {
+        let lender = lend.map(|lend| array::lender(lend.clone().unbind()));
+        let decoder = self.backend.call_until(py, deadline, move |backend, wait| {
             let config = backend.replay.table_config(table, wait)?;
-            TableDecoder::new(config, view.cloned(), options).map(Arc::new)
+            TableDecoder::new(config, view.cloned(), options, lender).map(Arc::new)
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
@@ -122,6 +124,7 @@ impl PyReplay {
         normalize: &str,
         allow_short: bool,
         threads: Option<usize>,
+        device: Option<&Bound<'_, PyAny>>,
         deadline: Option<Instant>,
     ) -> PyResult<SampleSource> {
         let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
@@ -129,9 +132,11 @@ impl PyReplay {
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
         let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
+        let lend = device.map(|device| array::torch_call(intern!(py, "lender"), (device,))).transpose()?;
+        let lend = lend.filter(|lend| !lend.is_none());
         let mut shares: Vec<TableShare> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
-            let decoder = self.decoder(py, table, view.as_ref(), options, deadline)?;
+            let decoder = self.decoder(py, table, view.as_ref(), options, lend.as_ref(), deadline)?;
             if tables.mixed {
                 decoder.check_mixed().map_err(|error| error::to_python(py, error))?;
             }
@@ -212,8 +217,9 @@ impl PyReplay {
         let begun = Instant::now();
         let mut read_again = false;
         let sampled = loop {
+            let (view, device) = (view.clone(), device.as_ref());
             let samples =
-                self.sample_source(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
+                self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, device, deadline)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = awaited.blocking(py, closing, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
@@ -272,7 +278,9 @@ impl PyReplay {
         let _call = Call::begin(py);
         let device = device.map(|name| array::torch_device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        let samples = self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
+        let on = device.as_ref();
+        let samples =
+            self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, on, deadline)?;
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();

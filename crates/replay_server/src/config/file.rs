@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command};
+use clap::{ArgMatches, Command, Id};
 use serde::Deserialize;
 use toml::de::{DeTable, Deserializer, Error as TomlError};
 use toml::{Spanned, Table};
@@ -67,18 +67,19 @@ pub fn add_flags(command: Command) -> Command {
     plugged_settings().into_iter().fold(command, |command, (_, settings)| (settings.flags)(command))
 }
 
-/// The settings of plug-ins that the command line gives.
+/// The settings that the command line gives: those of plug-ins, and `own` ones.
 ///
 /// # Errors
 /// [`Error::Config`] for values that TOML does not have.
-pub fn given_flags(matches: &ArgMatches) -> Result<Table> {
-    let mut given = Table::new();
+pub fn given_flags(own: &ServerConfig, matches: &ArgMatches) -> Result<Table> {
+    let mut flags = Table::try_from(own).map_err(|error| Error::Config(format!("command line: {error}")))?;
     for (_, settings) in plugged_settings() {
-        let mut flags = (settings.of_flags)(matches)?;
-        flags.retain(|name, _| matches.value_source(name) == Some(ValueSource::CommandLine));
-        given.extend(flags);
+        flags.extend((settings.of_flags)(matches)?);
     }
-    Ok(given)
+    let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let given: Vec<&str> = matches.ids().map(Id::as_str).filter(given).collect();
+    flags.retain(|name, _| given.contains(&name));
+    Ok(flags)
 }
 
 /// Names and settings of the plug-ins that have any.

@@ -80,7 +80,11 @@ impl ServerConfig {
         if let Some(http) = &self.http {
             self.validate_address(&http.tcp(), http)?;
         }
-        self.validate_stack()?;
+        if self.stack == StackName::KERNEL && self.stack_config.is_some() {
+            let other = alternatives(|stack| stack.name().to_owned());
+            let other = other.map_or(String::new(), |names| format!("set stack to {names}, or "));
+            return refuse(format!("stack_config is set, but stack is kernel: {other}leave stack_config out"));
+        }
         plugin::of_server(self.stack).try_for_each(|plugin| plugin.check(self))?;
         for table in &self.tables {
             table.validate()?;
@@ -105,23 +109,12 @@ impl ServerConfig {
         Ok(())
     }
 
-    fn validate_stack(&self) -> Result<()> {
-        match (self.stack, &self.stack_config) {
-            (StackName::Kernel, None) | (StackName::Plugged(_), _) => Ok(()),
-            (StackName::Kernel, Some(_)) => {
-                let other = alternatives(|stack| stack.name().to_owned());
-                let other = other.map_or(String::new(), |names| format!("set stack to {names}, or "));
-                refuse(format!("stack_config is set, but stack is kernel: {other}leave stack_config out"))
-            }
-        }
-    }
-
     /// Checks an address to listen on, which errors call `name`.
     fn validate_address(&self, address: &Address, name: &dyn Display) -> Result<()> {
         let Address::Tcp { host, port, tls, stack } = address else {
             return Ok(());
         };
-        if *stack != StackName::Kernel {
+        if *stack != StackName::KERNEL {
             return Err(Error::Config(format!(
                 "{address} is an address for clients: write innet:// or innets://, and choose the stack by --stack"
             )));

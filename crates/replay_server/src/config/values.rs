@@ -82,7 +82,7 @@ pub struct HttpAddress {
 impl HttpAddress {
     /// The same host and port, for the checks of an address to listen on.
     pub(super) fn tcp(&self) -> Address {
-        Address::Tcp { host: self.host.clone(), port: self.port, tls: self.tls, stack: StackName::Kernel }
+        Address::Tcp { host: self.host.clone(), port: self.port, tls: self.tls, stack: StackName::KERNEL }
     }
 }
 

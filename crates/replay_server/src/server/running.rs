@@ -70,16 +70,6 @@ impl RunningServer {
         &self.server
     }
 
-    /// [`Server::shut_down`].
-    pub fn shut_down(&self) {
-        self.server.shut_down();
-    }
-
-    /// [`Server::close`].
-    pub fn close(&self) {
-        self.server.close();
-    }
-
     /// Returns when the server has ended.
     ///
     /// # Errors
@@ -120,7 +110,7 @@ impl Drop for RunningServer {
             let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
             tracing::warn!(addresses = addresses.join(" "), "the server ends, as its program has dropped it");
         }
-        self.shut_down();
+        self.server.shut_down();
         if let Err(error) = self.join() {
             tracing::error!(%error, "the server did not end in order");
         }
@@ -208,9 +198,9 @@ impl Server {
             server.restore_from(Box::new(Machine), folder)?;
         }
         let (bound, addresses) = std::sync::mpsc::channel();
-        match config.stack {
-            StackName::Kernel => server.clone().start_on_kernel(config, bound, &mut running.tasks)?,
-            StackName::Plugged(stack) => {
+        match config.stack.plugged() {
+            None => server.clone().start_on_kernel(config, bound, &mut running.tasks)?,
+            Some(stack) => {
                 let task = ServeTask { server: server.clone(), listen: config.listen.clone(), bound };
                 running.tasks.push(plugin::of_stack(stack)?.serve(config, task)?);
             }
@@ -302,7 +292,7 @@ impl Server {
     fn with_tls(&self, address: &Address) -> Address {
         match address {
             Address::Tcp { host, port, .. } => {
-                Address::Tcp { host: host.clone(), port: *port, tls: self.tls.is_some(), stack: StackName::Kernel }
+                Address::Tcp { host: host.clone(), port: *port, tls: self.tls.is_some(), stack: StackName::KERNEL }
             }
             Address::Unix { .. } => address.clone(),
         }
@@ -329,9 +319,9 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
 
 /// What a start does with `config` first.
 fn within_limits(config: &ServerConfig) -> Result<ServerConfig> {
-    match config.stack {
-        StackName::Kernel => within_open_files(config),
-        StackName::Plugged(stack) => plugin::of_stack(stack)?.check_files(config).map(|()| config.clone()),
+    match config.stack.plugged() {
+        None => within_open_files(config),
+        Some(stack) => plugin::of_stack(stack)?.check_files(config).map(|()| config.clone()),
     }
 }
 

@@ -38,19 +38,11 @@ pub fn save_server(disk: &dyn Disk, memory: &Memory, path: &Path, stop: &AtomicB
     save_as(disk, path, PRIVATE, Some(stop), |out| snapshot::save_server(memory, out))
 }
 
-/// Restores the snapshot in a file: see [`snapshot::restore`].
+/// Restores the snapshot in a file on `disk`: see [`snapshot::restore`].
 ///
 /// # Errors
 /// Its errors; [`Error::Io`] when the file cannot be read, [`Error::Snapshot`] for a damaged one.
-pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
-    restore_from(&Machine, memory, path)
-}
-
-/// [`restore`] from `disk`.
-///
-/// # Errors
-/// Errors of [`restore`].
-pub fn restore_from(disk: &dyn Disk, memory: &Memory, path: &Path) -> Result<()> {
+pub fn restore(disk: &dyn Disk, memory: &Memory, path: &Path) -> Result<()> {
     let what = format!("the snapshot {} cannot be read", path.display());
     let (file, bytes) = disk.open(path).map_err(io_error(what))?;
     snapshot::restore(memory, file, bytes).map_err(named(path))

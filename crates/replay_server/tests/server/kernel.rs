@@ -74,7 +74,7 @@ fn every_address_leads_to_the_same_memory() {
     }
     let stats = clients[0].stats(&Wait::forever()).unwrap();
     assert_eq!(stats["server"]["connections"], 9);
-    running.shut_down();
+    running.server().shut_down();
     running.wait().unwrap();
     assert!(!folder.path().join("a.sock").exists());
     assert!(plain(&addresses[0]).is_err());
@@ -270,7 +270,7 @@ fn the_server_says_the_end_of_a_tls_connection() {
         assert_eq!(refused.receive_error().await.1, ErrorCode::Connect);
         assert!(refused.receive().await.unwrap().is_none());
         drop(stranger);
-        running.shut_down();
+        running.server().shut_down();
         assert!(served.receive().await.unwrap().is_none());
     });
     running.wait().unwrap();
@@ -293,7 +293,7 @@ fn a_waiting_client_hears_of_the_end() {
     });
     let service = running.server().clone();
     until("a sample waits", || service.service().stats()["tables"]["steps"]["blocked_samples"] != 0);
-    running.shut_down();
+    running.server().shut_down();
     running.wait().unwrap();
     let error = sampling.join().unwrap().unwrap_err();
     let codes = [ErrorCode::Closed, ErrorCode::Connect, ErrorCode::Disconnected];

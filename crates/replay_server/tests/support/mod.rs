@@ -117,10 +117,7 @@ pub fn dialed(address: &Address) -> Address {
 /// A client, by the kernel's TCP or by F-Stack's.
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     let address = dialed(address);
-    let stack_config = match address.stack() {
-        StackName::Plugged(_) => fstack_config(),
-        StackName::Kernel => None,
-    };
+    let stack_config = address.stack().plugged().and_then(|_| fstack_config());
     replay_client::connect(&address, ConnectOptions { stack_config, ..options })
 }
 
@@ -128,7 +125,7 @@ pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
 pub fn with_sockets_under_test(config: ServerConfig) -> ServerConfig {
     let (stack, stack_config) = match fstack_has("server") {
         true => (fstack(), fstack_config()),
-        false => (StackName::Kernel, None),
+        false => (StackName::KERNEL, None),
     };
     ServerConfig { io_threads: 1, stack, stack_config, trusted_network: goes_through_fstack(), ..config }
 }

@@ -110,7 +110,7 @@ impl ShardedSamples {
 
     /// Whether the servers are asked again without a pause: the last answers brought something, and there is more.
     pub(super) fn may_go_on(&self) -> bool {
-        let brought = self.batches.front().is_some_and(|batch| !batch.is_complete() && !batch.has_stalled());
+        let brought = self.batches.front().is_some_and(|batch| !batch.is_complete() && !batch.has_stalled);
         brought || (self.available() >= 1.0 && self.missing(self.paying()) > 0.0)
     }
 
