@@ -1,20 +1,13 @@
-"""The tables of settings in the reference.
-
-A server's are from the help of the command, a table's from its docstring, a run's from the docstrings of `Config`:
+"""The table of the server's settings in the reference, from the help of the command:
 
 python docs/_settings.py   # after a change of a setting
 """
 
-import dataclasses
-import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import innet_drl
-from innet_drl.train.settings.config import Config, meanings
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 
@@ -34,33 +27,7 @@ def server_rows() -> Iterator[list[str]]:
         yield [f"`{flag}`", f"`{default[1]}`" if default else "", "<br>".join([lines[0], *values])]
 
 
-def table_rows() -> Iterator[list[str]]:
-    """A row for each argument of `Table`."""
-    arguments = (inspect.getdoc(innet_drl.Table) or "").split("Args:\n")[1].split("\n\n")[0]
-    parameters = inspect.signature(innet_drl.Table).parameters
-    yield ["argument", "default", "meaning"]
-    for entry in re.split(r"(?m)^ {4}(?=\w+: )", arguments)[1:]:
-        name, _, meaning = entry.partition(": ")
-        default = parameters[name].default
-        yield [f"`{name}`", "" if default is inspect.Parameter.empty else f"`{default!r}`", " ".join(meaning.split())]
-
-
-def run_rows() -> Iterator[list[str]]:
-    """A row for each setting of `Config`."""
-    yield ["setting", "default", "meaning"]
-    meaning = meanings()
-    for field in dataclasses.fields(Config):
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        shown = "" if default is dataclasses.MISSING else f"`{default!r}`"
-        yield [f"`{field.name}`", shown, meaning[field.name]]
-
-
-PAGES: dict[str, Callable[[], Iterator[list[str]]]] = {
-    "reference/server.md": server_rows,
-    "reference/innet_drl.md": table_rows,
-    "reference/innet_drl.train.md": run_rows,
-}
+PAGES: dict[str, Callable[[], Iterator[list[str]]]] = {"reference/server.md": server_rows}
 
 
 def filled(name: str, page: str) -> str:

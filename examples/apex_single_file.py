@@ -170,7 +170,7 @@ def main() -> None:
     """Serves the memory, starts the actors, and learns in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, default=Settings.actors)
-    parser.add_argument("--steps", type=int, default=50_000, help="updates of the learner at most")
+    parser.add_argument("--updates", type=int, default=50_000, help="updates of the learner at most")
     parser.add_argument("--seed", type=int, default=Settings.seed)
     flags = parser.parse_args()
     settings = Settings(actors=flags.actors, seed=flags.seed)
@@ -189,7 +189,7 @@ def main() -> None:
             ]
             for process in actors:
                 process.start()
-            run_learner(settings, replay, network, flags.steps)
+            run_learner(settings, replay, network, flags.updates)
             # An actor that is ended loses the chunk that it was filling, and nothing else.
             for process in actors:
                 process.terminate()

@@ -1,4 +1,4 @@
-"""The prioritized DQN of dqn_cartpole.py with an actor and a learner in processes of their own, around a server.
+"""Prioritized double DQN with an actor and a learner in processes of their own, around a server.
 
 python examples/client_server.py                                      # starts a server of its own
 innet-replay serve --listen innet://127.0.0.1:7710
@@ -6,19 +6,84 @@ python examples/client_server.py --server innet://127.0.0.1:7710
 """
 
 import argparse
+import copy
 import itertools
 import multiprocessing
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from dqn_cartpole import BATCH_SIZE, GAME, GOAL, NUM_ENVS, TABLE, VIEW, Learner, act, evaluate, make_network, make_table
+from numpy.typing import NDArray
+from torch import nn
 
 import innet_drl as innet
 
-# Transitions sampled for each new one, as in dqn_cartpole.py: the process that is ahead waits for the other one.
+GAME, TABLE, GOAL = "CartPole-v1", "dqn", 475.0
+NUM_ENVS, BATCH_SIZE, MIN_SIZE = 8, 128, 1_000
+# Transitions sampled for each new one: the process that is ahead waits for the other one.
 RATIO = 32.0
+VIEW = innet.NStep(n=3, gamma=0.99)
+
+
+def make_table() -> innet.Table:
+    """The definition of the memory, which both processes name: columns from the game's spaces, one row a step."""
+    with gymnasium.make(GAME) as env:
+        spaces = env.observation_space, env.action_space
+    return innet.Table.from_spaces(TABLE, *spaces, 50_000, min_size=MIN_SIZE, samples_per_insert=RATIO)
+
+
+def make_network() -> nn.Module:
+    """Q-values of both actions."""
+    return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+
+
+def act(network: nn.Module, observation: NDArray[Any], epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """One action for each observation: a random one with probability epsilon, otherwise the best one."""
+    with torch.no_grad():
+        best = network(torch.as_tensor(observation)).argmax(1).numpy()
+    return np.where(rng.random(len(best)) < epsilon, rng.integers(2, size=len(best)), best)
+
+
+def evaluate(network: nn.Module, games: int = 20) -> float:
+    """Mean score of greedy games, each in an environment of its own."""
+    envs = gymnasium.make_vec(GAME, games, vectorization_mode="vector_entry_point")
+    observation, _ = envs.reset(seed=1)
+    scores, playing, rng = np.zeros(games), np.ones(games, bool), np.random.default_rng()
+    while playing.any():
+        observation, reward, terminated, truncated, _ = envs.step(act(network, observation, 0.0, rng))
+        scores += reward * playing
+        playing &= ~(terminated | truncated)
+    return float(scores.mean())
+
+
+class Learner:
+    """A network, its target network, and an update that returns the new priorities."""
+
+    def __init__(self) -> None:
+        self.network = make_network()
+        self.target = copy.deepcopy(self.network)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), 1e-3)
+
+    def update(self, batch: Any) -> NDArray[np.float32]:
+        """Makes one update of double Q-learning from a batch of tensors; returns the absolute TD errors."""
+        with torch.no_grad():
+            # Double Q-learning: the network chooses the action, its older copy rates the action.
+            best = self.network(batch.next_observation).argmax(1, keepdim=True)
+            # The discount is gamma^3, less where the episode ended earlier, and 0 where the pole fell.
+            goal = batch.reward + batch.discount * self.target(batch.next_observation).gather(1, best).squeeze(1)
+        error = goal - self.network(batch.observation).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        # The weights correct for the items that prioritized sampling prefers.
+        loss = (batch.weights * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
+        self.optimizer.step()
+        for old, new in zip(self.target.parameters(), self.network.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.01)
+        priorities: NDArray[np.float32] = error.detach().abs().numpy()
+        return priorities
 
 
 def run_actor(server: str, seed: int) -> None:
@@ -26,8 +91,8 @@ def run_actor(server: str, seed: int) -> None:
     torch.set_num_threads(1)
     rng, network, version = np.random.default_rng(seed), make_network(), 0
     envs = gymnasium.make_vec(GAME, NUM_ENVS, vectorization_mode="vector_entry_point")
-    # Both processes name the table, and the first one to connect makes it.
-    replay = innet.connect(server, tables=make_table(samples_per_insert=RATIO))
+    # The first process to connect makes the table.
+    replay = innet.connect(server, tables=make_table())
     with replay, innet.Recorder(envs, replay.writer(TABLE, NUM_ENVS, VIEW, chunk_steps=10)) as recorder:
         observation, _ = recorder.reset(seed=seed)
         for step in itertools.count(0, NUM_ENVS):
@@ -42,7 +107,7 @@ def run_actor(server: str, seed: int) -> None:
 def learn(server: str, steps: int) -> None:
     """Learns from batches that are decoded ahead, publishes parameters, and ends with the goal or the last step."""
     learner, start = Learner(), time.monotonic()
-    replay = innet.connect(server, tables=make_table(samples_per_insert=RATIO))
+    replay = innet.connect(server, tables=make_table())
     with replay, replay.batches(TABLE, BATCH_SIZE, VIEW, device="cpu") as batches:
         for update, batch in enumerate(batches, 1):
             replay.update_priorities(TABLE, batch.ids, learner.update(batch))

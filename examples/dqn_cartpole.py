@@ -22,12 +22,12 @@ NUM_ENVS, BATCH_SIZE, MIN_SIZE = 8, 128, 1_000
 VIEW = innet.NStep(n=3, gamma=0.99)
 
 
-def make_table(uniform: bool = False, **settings: Any) -> innet.Table:
+def make_table(uniform: bool = False) -> innet.Table:
     """The definition of the memory: columns from the game's spaces, one row a step."""
     with gymnasium.make(GAME) as env:
         spaces = env.observation_space, env.action_space
     sampler = "uniform" if uniform else "prioritized"
-    return innet.Table.from_spaces(TABLE, *spaces, 50_000, sampler=sampler, min_size=MIN_SIZE, **settings)
+    return innet.Table.from_spaces(TABLE, *spaces, 50_000, sampler=sampler, min_size=MIN_SIZE)
 
 
 def make_network() -> nn.Module:

@@ -10,21 +10,108 @@ python examples/edge_cloud.py --role learner --server innet://EDGE:7710       # 
 
 import argparse
 import contextlib
+import copy
+import itertools
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
-from client_server import RATIO, run_actor
-from dqn_cartpole import BATCH_SIZE, TABLE, VIEW, Learner, evaluate, make_table
+from numpy.typing import NDArray
+from torch import nn
 
 import innet_drl as innet
 
+GAME, TABLE = "CartPole-v1", "dqn"
+NUM_ENVS, BATCH_SIZE, MIN_SIZE = 8, 128, 1_000
+# Transitions sampled for each new one: the side that is ahead waits for the other one.
+RATIO = 32.0
+VIEW = innet.NStep(n=3, gamma=0.99)
 ACTORS = 2
 # Publishing waits for the answer, so each version costs the learner a round trip.
 PUBLISH_EVERY = 100
+
+
+def make_table() -> innet.Table:
+    """The definition of the memory, which all processes name: columns from the game's spaces, one row a step."""
+    with gymnasium.make(GAME) as env:
+        spaces = env.observation_space, env.action_space
+    return innet.Table.from_spaces(TABLE, *spaces, 50_000, min_size=MIN_SIZE, samples_per_insert=RATIO)
+
+
+def make_network() -> nn.Module:
+    """Q-values of both actions."""
+    return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+
+
+def act(network: nn.Module, observation: NDArray[Any], epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """One action for each observation: a random one with probability epsilon, otherwise the best one."""
+    with torch.no_grad():
+        best = network(torch.as_tensor(observation)).argmax(1).numpy()
+    return np.where(rng.random(len(best)) < epsilon, rng.integers(2, size=len(best)), best)
+
+
+def evaluate(network: nn.Module, games: int = 20) -> float:
+    """Mean score of greedy games, each in an environment of its own."""
+    envs = gymnasium.make_vec(GAME, games, vectorization_mode="vector_entry_point")
+    observation, _ = envs.reset(seed=1)
+    scores, playing, rng = np.zeros(games), np.ones(games, bool), np.random.default_rng()
+    while playing.any():
+        observation, reward, terminated, truncated, _ = envs.step(act(network, observation, 0.0, rng))
+        scores += reward * playing
+        playing &= ~(terminated | truncated)
+    return float(scores.mean())
+
+
+class Learner:
+    """A network, its target network, and an update that returns the new priorities."""
+
+    def __init__(self) -> None:
+        self.network = make_network()
+        self.target = copy.deepcopy(self.network)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), 1e-3)
+
+    def update(self, batch: Any) -> NDArray[np.float32]:
+        """Makes one update of double Q-learning from a batch of tensors; returns the absolute TD errors."""
+        with torch.no_grad():
+            # Double Q-learning: the network chooses the action, its older copy rates the action.
+            best = self.network(batch.next_observation).argmax(1, keepdim=True)
+            # The discount is gamma^3, less where the episode ended earlier, and 0 where the pole fell.
+            goal = batch.reward + batch.discount * self.target(batch.next_observation).gather(1, best).squeeze(1)
+        error = goal - self.network(batch.observation).gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        # The weights correct for the items that prioritized sampling prefers.
+        loss = (batch.weights * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
+        self.optimizer.step()
+        for old, new in zip(self.target.parameters(), self.network.parameters(), strict=True):
+            old.data.lerp_(new.data, 0.01)
+        priorities: NDArray[np.float32] = error.detach().abs().numpy()
+        return priorities
+
+
+def run_actor(server: str, seed: int) -> None:
+    """Plays with the newest parameters and pushes every step, until the learner ends it."""
+    torch.set_num_threads(1)
+    rng, network, version = np.random.default_rng(seed), make_network(), 0
+    envs = gymnasium.make_vec(GAME, NUM_ENVS, vectorization_mode="vector_entry_point")
+    # The first process to connect makes the table.
+    replay = innet.connect(server, tables=make_table())
+    with replay, innet.Recorder(envs, replay.writer(TABLE, NUM_ENVS, VIEW, chunk_steps=10)) as recorder:
+        observation, _ = recorder.reset(seed=seed)
+        for step in itertools.count(0, NUM_ENVS):
+            # `None`, in a short message, where the actor has the newest version.
+            parameters = replay.get_parameters(TABLE, newer_than=version, device="cpu")
+            if parameters is not None:
+                version = parameters.version
+                network.load_state_dict(parameters.tensors)
+            observation, *_ = recorder.step(act(network, observation, max(0.05, 1.0 - step / 10_000), rng))
 
 
 @contextlib.contextmanager
@@ -44,7 +131,7 @@ def running_actors(server: str, seed: int) -> Iterator[list[multiprocessing.proc
 def learn(address: str, updates: int) -> None:
     """Learns over the link."""
     learner, began = Learner(), time.monotonic()
-    replay = innet.connect(address, tables=make_table(samples_per_insert=RATIO))
+    replay = innet.connect(address, tables=make_table())
     with replay, replay.batches(TABLE, BATCH_SIZE, VIEW, device="cpu") as batches:
         for update, batch in enumerate(batches, 1):
             replay.update_priorities(TABLE, batch.ids, learner.update(batch), wait=False)

@@ -93,14 +93,14 @@ def main() -> None:
     """Compares prioritized with uniform sampling."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=12, help="steps of the walk")
-    parser.add_argument("--steps", type=int, default=20_000, help="updates at most")
+    parser.add_argument("--updates", type=int, default=20_000, help="updates at most")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     torch.set_num_threads(1)  # more threads than one cost time with tensors this small
     for name, exponent in (("prioritized", 0.6), ("uniform", 0.0)):
-        updates = updates_until_learned(flags.length, exponent, flags.steps, flags.device, flags.seed)
-        print(f"{name}: {'not learned' if updates is None else 'learned'} after {updates or flags.steps} updates")
+        updates = updates_until_learned(flags.length, exponent, flags.updates, flags.device, flags.seed)
+        print(f"{name}: {'not learned' if updates is None else 'learned'} after {updates or flags.updates} updates")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import own_networks
 import pytest
 import trustme
@@ -203,6 +204,38 @@ def test_the_program_for_continuous_actions_runs() -> None:
     assert names["batch"].action.shape == (64, 1)
 
 
+@pytest.mark.parametrize("environment", ["mpe2", "rescue"])
+def test_the_programs_for_several_agents_run(environment: str) -> None:
+    """With the page's environment, and with one of masks and an early death."""
+    page = (DOCUMENTS / "how-to" / "several-agents.md").read_text()
+    if environment == "mpe2":
+        pytest.importorskip("mpe2", reason="there is no mpe2 (pip install pettingzoo mpe2)")
+    else:
+        page = page.replace("from mpe2 import simple_speaker_listener_v4", "from rescue import Rescue")
+        page = page.replace("simple_speaker_listener_v4.parallel_env()", "Rescue()")
+    together, alone = re.findall(r"(?ms)^```python\n(.*?)^```$", page)
+    names: dict[str, Any] = {}
+    exec(together, names)
+    batch = names["batch"]
+    assert batch.reward.shape == (32,)
+    assert set(batch.observation["agents"]) == set(batch.action) == set(names["team"].names)
+    each: dict[str, Any] = {}
+    exec(alone, each)
+    assert set(each["batches"]) == set(batch.action)
+    if environment == "mpe2":
+        return
+    state, alive, scout = (batch.observation[part] for part in ("state", "alive", "agents"))
+    # The scout is dead from the third step on, and its part is zeros; the carrier's step goes on.
+    assert np.array_equal(alive, np.stack([state[:, 0] < 3, np.ones(32)], 1))
+    assert not scout["scout"]["observation"][state[:, 0] > 3].any()
+    assert scout["scout"]["action_mask"][state[:, 0] < 3].tolist() == [[1, 0, 1]] * int((state[:, 0] < 3).sum())
+    # Only the carrier's time limit ends the team's episode.
+    assert (batch.discount > 0).all()
+    # Alone, the scout's episode ends with its death: all its three-step returns reach it.
+    assert (each["batches"]["scout"].discount == 0).all()
+    assert (each["batches"]["carrier"].discount > 0).all()
+
+
 def test_the_slack_of_the_page_is_that_of_a_run() -> None:
     page = (DOCUMENTS / "explanation" / "replay-ratio.md").read_text()
     (rule,) = re.findall(r"(?m)^slack = (.*)$", page)
@@ -374,6 +407,8 @@ SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "reque
 )
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:
     text = (DOCUMENTS / document).read_text()
+    for file in re.findall(r"\]\((\.\./\.\./deploy/[^)]+)\)", text):
+        text += (DOCUMENTS / document).parent.joinpath(file).read_text()
     named = {name.replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
     # `--config` is the field `config_file`.
     known = {field.name for flags in classes for field in dataclasses.fields(flags)} | {"config"}

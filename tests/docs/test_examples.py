@@ -120,8 +120,24 @@ def test_an_actor_and_a_learner_learn_over_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_demonstrations_teach_offline_and_stay_in_half_of_each_batch() -> None:
+    offline, *online = means(run_example("offline_to_online.py"))
+    assert offline > 2 * CHANCE
+    assert max(online) > 4 * CHANCE
+
+
+def test_a_memory_on_three_servers_is_sampled_by_priority_and_goes_on_without_one() -> None:
+    output = run_example("several_servers.py")
+    together = re.findall(r"together: \S+ has (\d+) of at most 10000 steps, (\d+)% of the priorities, (\d+)%", output)
+    assert [int(steps) > 0 for steps, _, _ in together] == [True] * 3
+    assert all(abs(int(priority) - int(samples)) <= 5 for _, priority, samples in together)
+    assert len(re.findall("one away: .* steps", output)) == 2
+    assert len(re.findall("one away: .* is away", output)) == 1
+
+
+@pytest.mark.timeout(300)
 def test_ape_x_learns_with_several_actors() -> None:
-    output = run_example("apex_single_file.py", "--actors", "3", "--steps", "8000")
+    output = run_example("apex_single_file.py", "--actors", "3", "--updates", "8000")
     assert max(means(output)) > 3 * CHANCE
 
 
@@ -132,7 +148,7 @@ def test_stored_states_answer_what_a_feed_forward_network_cannot() -> None:
 
 
 def test_prioritized_indexes_of_own_tensors_learn_in_fewer_updates() -> None:
-    output = run_example("sum_tree_buffer.py", "--length", "9", "--steps", "4000")
+    output = run_example("sum_tree_buffer.py", "--length", "9", "--updates", "4000")
     prioritized, uniform = (int(updates) for updates in re.findall(r": learned after (\d+) updates", output))
     assert 2 * prioritized < uniform
 

@@ -1,4 +1,4 @@
-"""The files on the pages on several machines and production: well-formed, and run as plain processes on this one."""
+"""The files for Slurm and systemd, and on the page on production: well-formed, and run as plain processes here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PAGES = [ROOT / "docs/how-to" / name for name in ("several-machines.md", "production.md")]
-FILES: dict[str, str] = {
-    name: text
-    for page in PAGES
-    for name, text in re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', page.read_text())
-}
+PAGE = (ROOT / "docs/how-to/production.md").read_text()
+FILES: dict[str, str] = dict(re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE))
+FILES |= {path.name: path.read_text() for path in ROOT.glob("deploy/s*/*")}
 SMALL = "--preset=cartpole --environments=4 --min-size=128 --capacity=4000 --batch-size=32 --layers=32 --hidden=32"
 SMALL += " --epsilon-anneal-steps=0 --evaluation-games=3 --evaluation-period=0 --no-video --report-seconds=0.2"
 SMALL += " --checkpoint-minutes=0.01"

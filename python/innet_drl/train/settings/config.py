@@ -48,7 +48,7 @@ NEWER = "install the release that wrote the file, which may be newer"
 class Config(LearnerSettings, ActorSettings):
     """Settings of a run. Steps are agent steps: one action of one environment.
 
-    Each is a flag of `innet-drl train`, too. Its help, and docs/reference/innet_drl.train.md, have the meanings.
+    Each is a flag of `innet-drl train`, too. `--help-all` shows the values of a preset.
 
     Raises:
         ConfigurationError: An unknown setting, or a value of another type or out of range.
