@@ -1,4 +1,4 @@
-"""The table of the server's settings in the reference, from the help of the command:
+"""The table of the server's settings in the reference, from the help of the command.
 
 python docs/_settings.py   # after a change of a setting
 """

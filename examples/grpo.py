@@ -49,7 +49,7 @@ class Policy(nn.Module):
             norm, heads, out, hidden = part.children()
             query, *memory = heads(norm(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
             kept.append([torch.cat(pair, 2) for pair in zip(past[layer], memory, strict=True)] if past else memory)
-            x = x + out(scaled_dot_product_attention(query, *kept[-1], is_causal=not past).transpose(1, 2).flatten(2))
+            x = x + out(scaled_dot_product_attention(query, *kept[-1], is_causal=not past).transpose(1, 2).flatten(2))  # type: ignore[misc]
             x = x + hidden(x)
         return self.head(x).log_softmax(2), kept
 

@@ -485,7 +485,7 @@ fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one()
         });
         let stats = || server.server().service().stats();
         until("a sample waits", || stats()["tables"]["steps"]["blocked_samples"] != 0);
-        server.shut_down();
+        server.server().shut_down();
         server.wait().unwrap();
 
         let server = restartable.serve();

@@ -19,7 +19,7 @@ fn absurd_numbers_are_refused_by_name_or_served_with() {
             let started = config.and_then(|config| Server::start(&config, Memory::new(MemoryLimits::default())));
             match started {
                 Ok(server) => {
-                    server.close();
+                    server.server().close();
                     server.wait().unwrap();
                 }
                 Err(error) => {

@@ -27,7 +27,7 @@ fn absurd_numbers_are_refused_by_name_or_served_with() {
             });
             match started {
                 Ok(server) => {
-                    server.close();
+                    server.server().close();
                     server.wait().unwrap();
                 }
                 Err(error) => {
