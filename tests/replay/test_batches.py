@@ -263,7 +263,7 @@ class Lender:
 
 
 def test_batches_are_decoded_into_lent_memory(make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoder writes there and the tensors stay there: nobody copies on the host."""
+    """The decoder writes into the lent memory, and the tensors share it: nothing is copied on the host."""
     lender = Lender(monkeypatch)
     replay = make_replay([table()])
     fill(replay, 100)

@@ -426,8 +426,8 @@ pub fn torch_device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<
     torch_call(intern!(py, "torch_device"), (name,))
 }
 
-/// Storage from a function of `innet_drl.torch_batches`: it gets a number of bytes, and returns a uint8 array with as many that nobody else
-/// uses, or `None`. After an exception there is none; the call that waits for the batch raises that of a signal handler.
+/// Storage that Python lends: `lend(bytes)` returns a uint8 array of at least as many bytes without another user, or `None`. A call that
+/// raises lends nothing; the exception of a signal handler is raised again by the call that waits for the batch.
 pub fn lender(lend: Py<PyAny>) -> Box<Lender> {
     let lent = move |py: Python<'_>, bytes: usize| -> PyResult<Option<Storage>> {
         let Some(array) = lend.call1(py, (bytes,))?.extract::<Option<Py<PyArrayDyn<u8>>>>(py)? else {

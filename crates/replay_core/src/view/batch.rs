@@ -45,7 +45,7 @@ impl Storage {
     /// The `len` bytes at `start`, which `owner` frees when it is dropped.
     ///
     /// # Safety
-    /// `start` is a multiple of [`Buffer::ALIGNMENT`]. The bytes may be read and written, and nobody else does so, until then.
+    /// `start` is a multiple of [`Buffer::ALIGNMENT`]. Until `owner` is dropped, the bytes are valid for reads and writes, and have no other user.
     pub unsafe fn lent(start: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
         Storage { start, len, _owner: Box::new(owner) }
     }
@@ -167,7 +167,7 @@ impl BufferPool {
     fn give_back(&self, storage: Storage) {
         if cfg!(debug_assertions) {
             // Poison: tests fail on a late read, and on a part that is never filled.
-            // SAFETY: nobody else uses the bytes of free storage.
+            // SAFETY: free storage has no other user.
             unsafe { storage.start.write_bytes(0xa5, storage.len) };
         }
         let mut free = lock(&self.free);
@@ -505,7 +505,7 @@ mod tests {
             let storage = lent.is_empty().then(|| Storage::zeros(len).unwrap())?;
             let (start, owner) = (storage.start, Arc::new(storage));
             lent.push((start.addr().get(), Arc::downgrade(&owner)));
-            // SAFETY: the bytes are those of storage that nobody else has, and that is dropped with the owner.
+            // SAFETY: the bytes belong to storage that has no other user and is dropped with the owner.
             Some(unsafe { Storage::lent(start, len, owner) })
         };
         let pool = Arc::new(BufferPool::lent_by(Some(Box::new(lender))));

@@ -67,7 +67,7 @@ pub fn add_flags(command: Command) -> Command {
     plugged_settings().into_iter().fold(command, |command, (_, settings)| (settings.flags)(command))
 }
 
-/// The settings that the command line gives: those of plug-ins, and `own` ones.
+/// Settings that the command line gives: of the server (`own`), and of its plug-ins.
 ///
 /// # Errors
 /// [`Error::Config`] for values that TOML does not have.
