@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantiles of Student's distribution with 1 to 9 degrees of freedom. More degrees use the last, an upper bound."""
+"""97.5 % quantiles of Student's distribution with 1 to 9 degrees of freedom. More use the last, an upper bound."""
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
