@@ -38,11 +38,12 @@ class Server:
         address: Where it listens.
         flags: Further arguments of the command.
         inside: A command that it is run by.
+        log: File of what it logs, from its last start on; by default the log is the test's.
     """
 
-    def __init__(self, address: str, *flags: str, inside: Sequence[str] = ()) -> None:
+    def __init__(self, address: str, *flags: str, inside: Sequence[str] = (), log: Path | None = None) -> None:
         self.address = address
-        self._flags, self._inside = flags, inside
+        self._flags, self._inside, self._log = flags, inside, log
         self.start()
 
     def __enter__(self) -> Self:
@@ -56,7 +57,9 @@ class Server:
         command = [*self._inside, *SERVE, self.address, *self._flags]
         # The tokens of the environment are the clients'.
         environment = {name: value for name, value in os.environ.items() if name != "INNET_TOKEN"}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        with ExitStack() as opened:
+            log = opened.enter_context(self._log.open("w")) if self._log else None
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
         if " ready on " not in ready:
@@ -65,6 +68,13 @@ class Server:
             raise AssertionError(f"no server listens at {self.address}: {ready}")
         # With port 0 the system chose one, which the next process gets, too.
         self.address = ready.partition(" ready on ")[2].split()[0]
+
+    def logged(self, *parts: str) -> str:
+        """What it has logged since its start, once these words are there: a thread of its own writes it."""
+        assert self._log is not None
+        log = self._log
+        until(lambda: all(part in log.read_text() for part in parts))
+        return log.read_text()
 
     @property
     def pid(self) -> int:

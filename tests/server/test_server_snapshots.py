@@ -37,18 +37,6 @@ def snapshots(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".snapshot")
 
 
-def logged(capfd: pytest.CaptureFixture[str], *parts: str) -> str:
-    """What a server has logged, once these words are there: a thread of its own writes it."""
-    log: list[str] = []
-
-    def has_come() -> bool:
-        log.append(capfd.readouterr().err)
-        return all(part in "".join(log) for part in parts)
-
-    until(has_come)
-    return "".join(log)
-
-
 def save(server: Server) -> str:
     """Saves on request."""
     command = [*SERVER_CLI, "snapshot", server.address]
@@ -71,7 +59,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, folder: Path) -> Iterator[Server]:
-    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as serving:
+    flags = f"--snapshot={folder}", "--snapshot-every=0s"
+    with Server(f"unix://{tmp_path}/s", *flags, log=tmp_path / "log") as serving:
         yield serving
 
 
@@ -81,9 +70,7 @@ def stop(server: Server) -> None:
     server.wait()
 
 
-def test_everything_continues_after_a_restart(
-    server: Server, folder: Path, log: Lines, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_everything_continues_after_a_restart(server: Server, folder: Path, log: Lines) -> None:
     with innet.connect(server.address, tables=[table()]) as replay:
         writer = replay.writer("t", 2, VIEW, chunk_steps=7)
         for t in range(60):
@@ -100,12 +87,11 @@ def test_everything_continues_after_a_restart(
         assert snapshots(folder) == ["0000000001.snapshot"]
         asking = Call(replay.stats)
         log.wait_for("waiting up to")
-        capfd.readouterr()
         server.start()
         assert asking.ended() is None
         restored = {"path": f"{folder}/0000000001.snapshot", "tables": {"t": 120}}
         assert replay.stats()["snapshots"]["restored"] == restored
-        lines = logged(capfd, f'path="{restored["path"]}" tables=1 steps=120 writers=1 parameters=1 ', "listening")
+        lines = server.logged(f'path="{restored["path"]}" tables=1 steps=120 writers=1 parameters=1 ', "listening")
         assert re.search(r"listening .* tables=1", lines)
         (line,) = [line for line in log.lines if "answers again" in line]
         assert line.endswith(": it was started again, with 120 steps of its snapshot")
@@ -465,10 +451,8 @@ def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:
         assert replay.stats()["tables"]["t"]["steps"] == 40
 
 
-def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
-    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as server:
+def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path, folder: Path) -> None:
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s", log=tmp_path / "log") as server:
         with innet.connect(server.address, tables=[table()]) as replay:
             for _ in range(3):
                 fill(replay, 10)
@@ -484,7 +468,7 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
         server.start()
         unreadable = "0000000003.snapshot.unreadable"
         # It stays, beside the two that are kept, and each start names it.
-        logged(capfd, "0000000003.snapshot cannot be used", "0000000002.snapshot", f"path={folder}/{unreadable}")
+        server.logged("0000000003.snapshot cannot be used", "0000000002.snapshot", f"path={folder}/{unreadable}")
         with innet.connect(server.address) as replay:
             assert replay.stats()["tables"]["t"]["steps"] == 20
         for _ in range(2):
@@ -493,7 +477,7 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
         assert {path.name for path in folder.iterdir()} == {"lock", unreadable, *snapshots(folder)}
         server.kill()
         server.start()
-        logged(capfd, unreadable)
+        server.logged(unreadable)
 
         newest = folder / "0000000005.snapshot"
         whole = newest.read_bytes()
@@ -758,13 +742,14 @@ def test_a_copy_is_refused_by_a_client_that_has_not_noticed_its_server_leave(
         until(lambda: set(actions()) == {*range(30)})
 
 
-def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path) -> None:
     tokens = {name: tmp_path / name for name in ("open", "closed")}
     for name, mode in (("open", 0o644), ("closed", 0o640)):
         tokens[name].write_text(f"token of the role {name}")
         tokens[name].chmod(mode)
-    with Server(f"unix://{tmp_path}/s", f"--token-file={tokens['closed']}", f"--actor-token-file={tokens['open']}"):
-        log = logged(capfd, "chmod 600", "listening")
+    flags = f"--token-file={tokens['closed']}", f"--actor-token-file={tokens['open']}"
+    with Server(f"unix://{tmp_path}/s", *flags, log=tmp_path / "log") as server:
+        log = server.logged("chmod 600", "listening")
         warnings = [line for line in log.splitlines() if "chmod 600" in line]
     assert len(warnings) == 1
     assert f"actor_token_file {tokens['open']} can be read by every user" in warnings[0]
@@ -798,11 +783,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
-    tmp_path: Path, disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(tmp_path: Path, disk: Path) -> None:
     flags = (f"--snapshot={disk}/snapshots", "--snapshot-every=50ms")
-    with Server(f"unix://{tmp_path}/s", *flags) as server, innet.connect(server.address, tables=[table()]) as replay:
+    with (
+        Server(f"unix://{tmp_path}/s", *flags, log=tmp_path / "log") as server,
+        innet.connect(server.address, tables=[table()]) as replay,
+    ):
         fill(replay, 10)
         saved = replay.stats()["snapshots"]["saved"]
         until(lambda: replay.stats()["snapshots"]["saved"] > saved + 1)
@@ -814,7 +800,7 @@ def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
         # It serves on, and the snapshots from before are whole.
         assert replay.stats()["tables"]["t"]["steps"] == 410
         assert len(snapshots(disk / "snapshots")) == 2
-        logged(capfd, "no new snapshot", "No space left")
+        server.logged("no new snapshot", "No space left")
         failed = subprocess.run([*SERVER_CLI, "snapshot", server.address], capture_output=True, text=True, check=False)
         assert failed.returncode == 1
         assert "No space left" in failed.stderr
