@@ -8,151 +8,31 @@ from __future__ import annotations
 
 import abc
 import json
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, SupportsFloat, TypeAlias, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 
+from innet_drl import reading
 from innet_drl._core import _Checked
-from innet_drl.errors import ConfigError, TableError
-from innet_drl.structures import check_part
+from innet_drl.errors import TableError
+from innet_drl.reading import Codec, Padding, Sampler
+from innet_drl.spaces import columns_of_space
 
 __all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Trajectory", "Window"]
 
-Codec: TypeAlias = Literal["lz4", "zstd", "none"]
-Padding: TypeAlias = Literal["zero", "repeat"]
-Sampler: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"]
-
-_RANGES = {
-    "after": (0, 16_384),
-    "before": (0, 16_384),
-    "burn_in": (0, 16_384),
-    "capacity": (1, 1 << 24),
-    "capacity_bytes": (0, (1 << 64) - 1),
-    "length": (1, 16_384),
-    "max_length": (0, (1 << 32) - 1),
-    "max_sample_lag": (0, (1 << 32) - 1),
-    "max_steps": (1, 65_534),
-    "max_times_sampled": (0, (1 << 32) - 1),
-    "max_version_lag": (0, (1 << 32) - 1),
-    "min_size": (1, 1 << 24),
-    "n": (1, 1024),
-    "period": (1, 65_535),
-    "priority_unit_log2": (-30, 0),
-    "queue_size": (0, 1 << 24),
-    "stack": (1, 1024),
-}
-"""Integers by their names, for errors: the core checks them, but reads none beyond its integer types."""
-
-
-def _typed(types: Any, what: str, name: str, value: Any) -> Any:
-    if not isinstance(value, types):
-        # Not the value: an array has a long `repr`.
-        raise TypeError(f"{name} is {what}, got a {type(value).__name__}")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    text = str.__str__(_typed(str, "a text", name, value))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name} is a text of Unicode, got {value!r}") from None
-    return text
-
-
-def _integer(name: str, value: Any) -> int:
-    least, most = _RANGES[name]
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, got a {type(value).__name__}") from None
-    # The core reads 16, 32 or 64 bits.
-    largest = next(largest for bits in (16, 32, 64) if most <= (largest := (1 << bits) - 1))
-    if not (0 if least >= 0 else -(1 << 31)) <= number <= largest:
-        raise ConfigError(f"{name} is an integer from {least} to {most}, got {value}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = float(_typed(SupportsFloat, "a number", name, value))
-    except OverflowError:
-        number = np.inf
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is a number, got a {type(value).__name__}") from None
-    if not np.isfinite(number):
-        raise ConfigError(f"{name} is a finite number, got {value}")
-    return number
-
-
-def _choice(choices: tuple[str, ...], name: str, value: Any) -> Any:
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{name} is {' or '.join(map(json.dumps, choices))}, got {value!r}")
-    return str.__str__(value)
-
-
-def _numpy_dtype(value: Any) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-        return dtype
-    except (TypeError, ValueError, SyntaxError):
-        return np.dtype(object)
-
-
-def _dtype(_name: str, value: Any) -> np.dtype[Any]:
-    dtype = _numpy_dtype(value)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-        raise ConfigError(f"a column's dtype is bool, an integer or a float of this machine's byte order; got {value}")
-    return dtype
-
-
-def _shape(_name: str, value: Any) -> tuple[int | None, ...]:
-    try:
-        many = isinstance(value, Sequence) or np.ndim(value) == 1
-        given = list(value) if many else [value]
-        free: list[None] = [None] if given[:1] == [None] else []
-        shape = tuple(map(operator.index, given[len(free) :]))
-    except TypeError:
-        free, shape = [], (-1,)
-    if not all((not free and not index) <= size < 1 << 32 for index, size in enumerate(shape)):
-        raise ConfigError(
-            f"a shape is a tuple of positive integers, the first of which may be None, for any length; got {value}"
-        )
-    return (*free, *shape)
-
-
-def _stack(name: str, value: Any) -> int | dict[str, int]:
-    if not isinstance(value, Mapping):
-        return _integer(name, value)
-    # Parts of a tuple have numbers.
-    return dict(sorted((str(part), _integer(name, stack)) for part, stack in value.items()))
-
-
-def _names(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f'{name} is a sequence of names of columns, as ["hidden"], got {value}')
-    return tuple(_text("a name of a column", column) for column in value)
-
 
 def _columns(name: str, value: Any) -> dict[str, Column]:
-    given = _typed(Mapping, "a mapping of names to columns", name, value).items()
-    return {_text("a name of a column", name): _column(column) for name, column in given}
+    given = reading.typed(Mapping, "a mapping of names to columns", name, value).items()
+    return {reading.text("a name of a column", name): _column(column) for name, column in given}
 
 
 def _column(value: Any) -> Column:
     if isinstance(value, Column):
         return value
     return Column(*value) if isinstance(value, tuple) and len(value) == 2 else Column(value)
-
-
-def _shares(name: str, value: Any) -> dict[str, float]:
-    what = 'a mapping with a share for each table, as {"online": 0.5, "demonstrations": 0.5}'
-    given = _typed(Mapping, what, name, value).items()
-    return {_text("a name of a table", table): _number("a share", share) for table, share in given}
 
 
 def _view(_name: str, value: Any) -> _View | None:
@@ -162,21 +42,21 @@ def _view(_name: str, value: Any) -> _View | None:
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "str": _text,
-    "str | None": lambda name, value: value if value is None else _text(name, value),
-    "int": _integer,
-    "int | Any": _integer,
-    "float": _number,
-    "bool": lambda name, value: bool(_typed(bool | np.bool_, "True or False", name, value)),
-    "Padding": partial(_choice, get_args(Padding)),
-    "Sampler": partial(_choice, get_args(Sampler)),
-    "Codec | None": lambda name, value: value if value is None else _choice(get_args(Codec), name, value),
-    "np.dtype[Any] | Any": _dtype,
-    "tuple[int | None, ...] | Any": _shape,
-    "int | Mapping[str, int]": _stack,
-    "Sequence[str]": _names,
+    "str": reading.text,
+    "str | None": lambda name, value: value if value is None else reading.text(name, value),
+    "int": reading.integer,
+    "int | Any": reading.integer,
+    "float": reading.number,
+    "bool": lambda name, value: bool(reading.typed(bool | np.bool_, "True or False", name, value)),
+    "Padding": partial(reading.choice, get_args(Padding)),
+    "Sampler": partial(reading.choice, get_args(Sampler)),
+    "Codec | None": lambda name, value: value if value is None else reading.choice(get_args(Codec), name, value),
+    "np.dtype[Any] | Any": reading.column_dtype,
+    "tuple[int | None, ...] | Any": reading.column_shape,
+    "int | Mapping[str, int]": reading.stack_sizes,
+    "Sequence[str]": reading.column_names,
     "Mapping[str, Column | Any]": _columns,
-    "Mapping[str, float]": _shares,
+    "Mapping[str, float]": reading.shares,
     "NStep | Sequences | Trajectory | Window | None": _view,
 }
 """What reads a field, by its type."""
@@ -534,7 +414,7 @@ class Table(_Definition):
         Raises:
             TableError: As in `Table`.
         """
-        if not 1 <= _integer("queue_size", size) <= 1 << 24:
+        if not 1 <= reading.integer("queue_size", size) <= 1 << 24:
             raise TableError(f"the size of a queue is 1 to 2^24 items, got {size}")
         steps = min(max(16 * size, 4096), 1 << 24) if capacity is None else capacity
         settings |= {"sampler": "fifo", "max_times_sampled": max_times_sampled, "queue_size": size}
@@ -574,57 +454,5 @@ class Table(_Definition):
             TableError: As in `Table`.
         """
         spaces = {"observation": observation_space, "action": action_space}
-        read = {part: column for name, space in spaces.items() for part, column in _space_columns(name, space)}
+        read = {part: Column(**of) for name, space in spaces.items() for part, of in columns_of_space(name, space)}
         return cls(name, {**read, "reward": "float32", **(columns or {})}, capacity, **settings)
-
-
-def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
-    """A column of the space's dtype and shape, or one for each part of a space of several parts."""
-
-    def refused(reason: str) -> ConfigError:
-        return ConfigError(f'the space of "{name}" {reason}')
-
-    parts = getattr(space, "spaces", None)
-    if parts is not None and not len(parts):
-        raise refused("has no parts")
-    if isinstance(parts, Mapping):
-        for part, inner in parts.items():
-            check_part(part, f'the space of "{name}"')
-            yield from _space_columns(f"{name}/{part}", inner)
-        return
-    # A Tuple is a sequence of its parts; a OneOf is not.
-    if parts is not None and isinstance(space, Sequence):
-        for index, inner in enumerate(parts):
-            yield from _space_columns(f"{name}/{index}", inner)
-        return
-    if hasattr(space, "node_space"):
-        yield f"{name}/nodes", _ragged_column(name, space.node_space)
-        if space.edge_space is not None:
-            yield f"{name}/edges", _ragged_column(name, space.edge_space)
-        yield f"{name}/edge_links", Column("int32", (None, 2))
-        return
-    if hasattr(space, "feature_space"):
-        yield name, _ragged_column(name, space.feature_space)
-        return
-    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
-    if dtype is not None and _numpy_dtype(dtype).kind == "U":
-        # A character has up to four bytes.
-        yield name, Column("uint8", (None,), max_length=4 * (getattr(space, "max_length", None) or 0))
-    elif dtype is not None and shape is not None:
-        yield name, (dtype, shape)
-    else:
-        raise refused(
-            f"is of type {type(space).__name__}, whose values have no fixed dtype and shape: wrap the environment, so "
-            "that it returns arrays of one shape (padded, with their length)"
-        )
-
-
-def _ragged_column(name: str, element: Any) -> Column:
-    """The column of sequences of a space's values."""
-    columns = [Column(*column) for part, column in _space_columns(name, element) if isinstance(column, tuple)]
-    if len(columns) != 1 or getattr(element, "spaces", None) is not None:
-        raise ConfigError(
-            f'the space of "{name}" has a sequence of values of {type(element).__name__}, and a ragged column has '
-            "arrays of one shape: wrap the environment, so that it returns a sequence for each part"
-        )
-    return Column(columns[0].dtype, (None, *columns[0].shape))

@@ -1,8 +1,8 @@
 //! Leases: batches whose items stay with their reader, and in the table, until it acknowledges them. A lease is the credit of its batch, kept
 //! here: acknowledged, the batch is delivered; when the lease ends, it is undone, and its items are where they were.
 //!
-//! A batch is held for its reader from its sampling. Its lease begins when it reaches its caller, and ends with the reader, or some time later.
-//! Time is looked at by the pushes and samples that may wait for it.
+//! A batch is held for its reader from its sampling, so that one that is lost on its way ends with the reader, too. Its time begins when it
+//! reaches its caller. Time is looked at by the pushes and samples that may wait for it.
 //!
 //! # Invariant
 //!
@@ -19,7 +19,7 @@ use base::system::{self, random_number};
 use super::Table;
 use crate::error::{Error, Result};
 use crate::replay::{ChangeLeases, SampleCredit, SampleRequest, Sampled};
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{Mutex, lock};
 
 /// Most leases in the statistics.
 const LISTED: usize = 256;
@@ -59,48 +59,12 @@ impl Lease {
     }
 }
 
-/// The leases of a table.
-#[derive(Default)]
-pub(super) struct Leases {
-    /// By their numbers, which are random, as a client may have one of a server before its restart.
-    held: Mutex<BTreeMap<u64, Lease>>,
-    /// Their number, readable without the lock. Relaxed: a hint.
-    count: AtomicUsize,
-}
-
-/// A batch that is held, on its way: dropped undelivered, its lease ends.
-struct OnItsWay {
-    table: Arc<Table>,
-    lease: u64,
-    arrived: bool,
-}
-
-impl SampleCredit for OnItsWay {
-    fn delivered(mut self: Box<Self>) {
-        self.arrived = true;
-    }
-}
-
-impl Drop for OnItsWay {
-    fn drop(&mut self) {
-        if !self.arrived {
-            drop(self.table.leases.take(self.lease));
-        }
-    }
-}
-
-impl Leases {
-    fn take(&self, number: u64) -> Option<Lease> {
-        let mut held = lock(&self.held);
-        let lease = held.remove(&number);
-        self.count.store(held.len(), Ordering::Relaxed);
-        lease
-    }
-}
+/// The leases of a table by their numbers, which are random, as a client may have one of a server before its restart.
+pub(super) type Leases = Mutex<BTreeMap<u64, Lease>>;
 
 impl Table {
     /// Holds the items of a batch for its reader, as the request has asked. The batch has the number of the lease.
-    pub fn hold(self: &Arc<Self>, request: &SampleRequest, mut sampled: Sampled, reader: &Arc<Reader>) -> Sampled {
+    pub fn hold(&self, request: &SampleRequest, mut sampled: Sampled, reader: &Arc<Reader>) -> Sampled {
         if request.lease_ms == 0 {
             return sampled;
         }
@@ -108,11 +72,7 @@ impl Table {
         let lasts = (request.lease_ms != SampleRequest::NO_END).then(|| Duration::from_millis(request.lease_ms.into()));
         let lease = Lease { reader: reader.clone(), items: sampled.items.len(), lasts, begun: None, credit };
         sampled.lease = random_number().max(1);
-        let mut held = lock(&self.leases.held);
-        held.insert(sampled.lease, lease);
-        self.leases.count.store(held.len(), Ordering::Relaxed);
-        let on_its_way = OnItsWay { table: self.clone(), lease: sampled.lease, arrived: false };
-        sampled.credit = Some(Box::new(on_its_way));
+        lock(&self.leases).insert(sampled.lease, lease);
         sampled
     }
 
@@ -120,7 +80,7 @@ impl Table {
     pub fn change_leases(&self, change: &ChangeLeases) -> Result<()> {
         self.check_open()?;
         self.expire_leases();
-        let mut held = lock(&self.leases.held);
+        let mut held = lock(&self.leases);
         let missing = change.leases.iter().filter(|&lease| !held.contains_key(lease)).count();
         if missing > 0 && !base::planted!(LateAcknowledgement) {
             return Err(Error::Lease { table: self.config.name.clone(), leases: missing });
@@ -135,7 +95,6 @@ impl Table {
             return Ok(());
         }
         let acknowledged: Vec<_> = change.leases.iter().filter_map(|number| held.remove(number)).collect();
-        self.leases.count.store(held.len(), Ordering::Relaxed);
         drop(held);
         // Without the lock: it wakes waiting calls.
         acknowledged.into_iter().for_each(|lease| lease.credit.delivered());
@@ -151,17 +110,17 @@ impl Table {
 
     /// Ends leases whose time is over.
     pub(super) fn expire_leases(&self) {
-        if self.leases.count.load(Ordering::Relaxed) > 0 {
+        // Other tables have none.
+        if self.items.limits_samples() {
             let now = system::now();
             self.end_leases(|lease| lease.is_over(now));
         }
     }
 
     pub(super) fn end_leases(&self, ends: impl Fn(&Lease) -> bool) {
-        let mut held = lock(&self.leases.held);
+        let mut held = lock(&self.leases);
         let ended: Vec<u64> = held.iter().filter(|(_, lease)| ends(lease)).map(|(&number, _)| number).collect();
         let ended: Vec<_> = ended.iter().filter_map(|number| held.remove(number)).collect();
-        self.leases.count.store(held.len(), Ordering::Relaxed);
         drop(held);
         // Undone without the lock: they wake waiting calls.
         drop(ended);
@@ -169,7 +128,7 @@ impl Table {
 
     /// The leases that hold up a wait, for its reason; nothing without any.
     pub(super) fn leased(&self) -> String {
-        let (held, now) = (lock(&self.leases.held), system::now());
+        let (held, now) = (lock(&self.leases), system::now());
         let mut readers: Vec<(&Arc<Reader>, [usize; 2], f64)> = Vec::new();
         for lease in held.values() {
             let known = readers.iter().position(|(reader, ..)| Arc::ptr_eq(reader, &lease.reader));
@@ -193,7 +152,7 @@ impl Table {
     /// Items of leases that have begun, and the leases, as [`Self::stats`] has them.
     pub(super) fn lease_stats(&self) -> (usize, Vec<Value>) {
         self.expire_leases();
-        let (held, now) = (lock(&self.leases.held), system::now());
+        let (held, now) = (lock(&self.leases), system::now());
         let leased = held.values().filter(|lease| lease.begun.is_some()).map(|lease| lease.items).sum();
         let listed = held
             .values()

@@ -7,7 +7,7 @@
 //! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `versions` | sampling, without a lock except in samplers with an order; items that are too old for it |
+//! | `sample`, `sampling`, `versions` | when a sample waits; its items, without a lock except in samplers with an order; those that are too old |
 //! | [`queue`] | the steps of a queue: what is read is freed, and nothing else |
 //! | [`leases`] | batches that stay with their readers until these acknowledge them |
 //! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
@@ -32,6 +32,7 @@ mod queue;
 mod returned;
 mod sample;
 pub(crate) mod samplers;
+mod sampling;
 pub(crate) mod save;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
