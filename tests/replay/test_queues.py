@@ -98,14 +98,14 @@ def test_an_acknowledgement_that_comes_twice_or_late_is_refused(make_replay: Mak
     with replay.batches("q", 4, **NO_END, prefetch=0) as batches:
         done, late = next(batches), next(batches)
         done.acknowledge()
-        with pytest.raises(errors.LeaseError, match='table "q" have no lease: they were acknowledged before'):
+        with pytest.raises(errors.LeaseError, match='table "q" has no lease: it was acknowledged before'):
             done.acknowledge()
         for part in (late[:4], late[1:]):
             with pytest.raises(errors.ConfigError, match="no lease"):
                 part.acknowledge()
     until(lambda: stats(replay)["leased_items"] == 0)
     for _ in range(2):
-        with pytest.raises(errors.LeaseError, match='table "q" have no lease'):
+        with pytest.raises(errors.LeaseError, match='table "q" has no lease'):
             late.acknowledge()
     assert numbers(replay.sample("q", 4, timeout=10)) == [4, 5, 6, 7]
 

@@ -47,7 +47,7 @@ use base::system::random_number;
 use base::wait::{Wait, lock};
 use replay_core::replay::check_update;
 use replay_core::replay::{
-    ChangeLeases, Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
+    ChangeLease, Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
     Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
@@ -238,8 +238,8 @@ impl Replay<Error> for Client {
         Ok(self.ask(wait, Some(table), |_| RequestBody::UpdatePriorities(update()))?.0)
     }
 
-    fn change_leases(&self, table: &str, change: &ChangeLeases, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, Some(table), RequestBody::ChangeLeases(change.clone()))
+    fn change_lease(&self, table: &str, change: ChangeLease, wait: &Wait<'_>) -> Result<()> {
+        self.call(wait, Some(table), RequestBody::ChangeLease(change))
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {

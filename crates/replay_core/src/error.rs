@@ -103,9 +103,9 @@ pub enum Error {
     },
     /// A batch whose lease is over.
     #[error(
-        "{leases} of the batches of table {table:?} have no lease: they were acknowledged before, or their time (lease) or their reader's connection has ended, and their items are back in their places; nothing was changed"
+        "this batch of table {table:?} has no lease: it was acknowledged before, or its time (lease) or its reader's connection has ended, and its items are back in their places"
     )]
-    Lease { table: String, leases: usize },
+    Lease { table: String },
     /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
     Misuse(String),

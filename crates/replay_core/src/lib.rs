@@ -6,7 +6,7 @@
 //! | module | subject |
 //! | --- | --- |
 //! | | **interface** |
-//! | [`schema`] | columns, and the definition of a table |
+//! | [`schema`], `column` | the definition of a table; its columns |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
 //! | [`error`] | the error enum; the reason of a wait |
 //! | | **memory** |
@@ -40,6 +40,7 @@
 pub mod budget;
 pub mod chunk;
 pub mod codec;
+mod column;
 pub mod difference;
 pub mod episode_windows;
 pub mod episodes;

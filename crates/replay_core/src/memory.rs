@@ -17,7 +17,7 @@ use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{
-    ChangeLeases, Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
+    ChangeLease, Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
     SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
@@ -329,12 +329,12 @@ impl<E: From<Error>> Replay<E> for Memory {
             table,
             request,
             counted: false,
-            reader: Reader::new("an iterator of this process"),
+            reader: Reader::from("an iterator of this process"),
         }))
     }
 
-    fn change_leases(&self, table: &str, change: &ChangeLeases, _wait: &Wait<'_>) -> Result<(), E> {
-        Ok(self.table(table)?.change_leases(change)?)
+    fn change_lease(&self, table: &str, change: ChangeLease, _wait: &Wait<'_>) -> Result<(), E> {
+        Ok(self.table(table)?.change_lease(change)?)
     }
 
     fn update_priorities(
@@ -424,7 +424,7 @@ struct LocalSamples {
     /// Whether the wait for the next batch is counted: a call that meets its deadline is continued by the next one.
     counted: bool,
     /// Holder of its leases.
-    reader: Arc<Reader>,
+    reader: Reader,
 }
 
 impl Drop for LocalSamples {

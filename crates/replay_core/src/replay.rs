@@ -199,12 +199,12 @@ pub trait SampleCredit: Send + Sync {
     fn delivered(self: Box<Self>);
 }
 
-/// A change of leases of one table: all of them, or none with [`Error::Lease`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChangeLeases {
-    /// [`Sampled::lease`] of each batch.
-    pub leases: Vec<u64>,
-    /// The batches have reached their caller, and the time of their leases begins; else they are acknowledged.
+/// A change of the lease of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangeLease {
+    /// [`Sampled::lease`].
+    pub lease: u64,
+    /// The batch has reached its caller, and the time of its lease begins; else it is acknowledged.
     pub begin: bool,
 }
 
@@ -344,8 +344,8 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
-    /// Begins or acknowledges leases of a table.
-    fn change_leases(&self, table: &str, change: &ChangeLeases, wait: &Wait<'_>) -> Result<(), E>;
+    /// Begins or acknowledges a lease of a table; [`Error::Lease`] when it is over.
+    fn change_lease(&self, table: &str, change: ChangeLease, wait: &Wait<'_>) -> Result<(), E>;
     /// Where the stored steps of a table begin and end now: a position for each server, all of which are asked before the first is read.
     fn read_positions(&self, _table: &str, _wait: &Wait<'_>) -> Result<Vec<ReadPosition>, E> {
         Ok(vec![ReadPosition::default()])

@@ -18,7 +18,7 @@ use base::planted::plant;
 use base::wait::Wait;
 use bytes::Bytes;
 use replay_core::memory::Memory;
-use replay_core::replay::{ChangeLeases, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::replay::{ChangeLease, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::slab::Slab;
 use replay_core::sync::thread::{self, JoinHandle};
@@ -278,7 +278,7 @@ fn read_a_queue() {
                     let mut sampled = channel.next(&wait).unwrap();
                     deliver(&mut sampled);
                     let change =
-                        |begin| replay.change_leases("t", &ChangeLeases { leases: vec![sampled.lease], begin }, &wait);
+                        |begin| replay.change_lease("t", ChangeLease { lease: sampled.lease, begin }, &wait);
                     change(true).unwrap();
                     if batch < count {
                         change(false).unwrap();

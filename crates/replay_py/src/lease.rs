@@ -5,7 +5,7 @@ use std::sync::Weak;
 use pyo3::prelude::*;
 
 use base::wait::Wait;
-use replay_core::replay::{ChangeLeases, Replay};
+use replay_core::replay::{ChangeLease, Replay};
 use replay_link::error::{Error, Result};
 
 use crate::interpreter::Call;
@@ -31,7 +31,7 @@ impl PyLease {
     /// # Errors
     /// [`replay_core::Error::Lease`] when it is over.
     pub fn change(memory: &dyn Replay<Error>, table: &str, number: u64, begin: bool, wait: &Wait<'_>) -> Result<()> {
-        memory.change_leases(table, &ChangeLeases { leases: vec![number], begin }, wait)
+        memory.change_lease(table, ChangeLease { lease: number, begin }, wait)
     }
 }
 

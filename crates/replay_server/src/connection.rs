@@ -108,7 +108,7 @@ pub struct ConnectionHandler<'a, S> {
     /// The connection, as tables know it from its writers.
     pub writers: Arc<WriterConnection>,
     /// The connection as the reader of its leased batches.
-    pub reader: Arc<Reader>,
+    pub reader: Reader,
 }
 
 impl<S> Drop for ConnectionHandler<'_, S> {

@@ -286,7 +286,7 @@ impl Server {
             slot: &accepted.slot,
             handshake_deadline: stack.now() + self.handshake_deadline,
             writers: Arc::<WriterConnection>::default(),
-            reader: Reader::new(&*accepted.peer),
+            reader: Reader::from(&*accepted.peer),
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {

@@ -209,7 +209,7 @@ impl Service {
         table: Option<&NumberedTable>,
         last: bool,
         turn: &mut Turn,
-        reader: &Arc<Reader>,
+        reader: &Reader,
     ) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let of_table = || match table {
@@ -238,8 +238,8 @@ impl Service {
                 let sampled = self.sample(&table, request, last, turn)?;
                 return Ok(sampled.map(|sampled| ReplyBody::Sampled(table.hold(request, sampled, reader))));
             }
-            RequestBody::ChangeLeases(change) => {
-                of_table()?.change_leases(change)?;
+            RequestBody::ChangeLease(change) => {
+                of_table()?.change_lease(*change)?;
                 ReplyBody::Done
             }
             RequestBody::UpdatePriorities(update) => {

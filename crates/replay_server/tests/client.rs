@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use replay_client::{Address, Client, ConnectOptions};
-use replay_core::replay::{ChangeLeases, Replay, SampleRequest, UpdateReceipt};
+use replay_core::replay::{ChangeLease, Replay, SampleRequest, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
 use replay_link::error::{Error, Result};
@@ -87,8 +87,8 @@ fn exercise_leases(replay: &Client) {
     let batches = [one.next(wait).unwrap(), other.next(wait).unwrap(), other.next(wait).unwrap()];
     assert_eq!(batches.each_ref().map(|batch| numbers(batch)[0]), [0, 10, 20]);
     let change = |batch: usize, begin| {
-        let change = ChangeLeases { leases: vec![batches[batch].lease], begin };
-        replay.change_leases("queue", &change, wait).map_err(|error| error.code())
+        let change = ChangeLease { lease: batches[batch.lease], begin };
+        replay.change_lease("queue", change, wait).map_err(|error| error.code())
     };
     for (batch, begin) in [(0, true), (1, true), (1, false)] {
         assert_eq!(change(batch, begin), Ok(()));

@@ -99,7 +99,7 @@ struct Request {
     # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
     readSteps @20 :ReadSteps;
     dropParameters @21 :Text;
-    changeLeases @24 :ChangeLeases;
+    changeLease @24 :ChangeLease;
   }
 }
 
@@ -111,7 +111,7 @@ struct Reply {
     welcome @3 :Data;
     # the server's proof; empty without a token
     done @4 :Void;
-    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot, changeLeases
+    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot, changeLease
     table @5 :Text;
     # describeTable: a TableDefinition
     writer @6 :WriterOpened;
@@ -339,11 +339,11 @@ struct Sampled {
   # a random number, 0 without a lease
 }
 
-struct ChangeLeases {
-  # Of batches of the request's table, over any connection: all, or none with the error `lease` if one of them is over.
-  leases @0 :List(UInt64);
+struct ChangeLease {
+  # Of a batch of the request's table, over any connection; the error is `lease` if it is over.
+  lease @0 :UInt64;
   begin @1 :Bool;
-  # The batches have reached their caller, and the times of their leases begin; else they are acknowledged.
+  # The batch has reached its caller, and the time of its lease begins; else it is acknowledged.
 }
 
 struct ShareState {

@@ -319,7 +319,6 @@ fn request_words(body: &RequestBody) -> usize {
         + match body {
             RequestBody::CreateTable(table) => 64 + 16 * table.columns.len(),
             RequestBody::Push(push) => 4 * push.body.chunks.len() + 3 * push.body.items.len(),
-            RequestBody::ChangeLeases(change) => change.leases.len(),
             RequestBody::UpdatePriorities(update) => update.ids.len() + update.priorities.len(),
             _ => 0,
         }

@@ -12,7 +12,7 @@ pub use call::{Call, Capacity, Chance, ChunkCall, ItemCall, PushCall, Table, Wri
 use ledger::{Step, TABLES, TableLedger, pack, table_config, version_of};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
-    BatchShare, ChangeLeases, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest,
+    BatchShare, ChangeLease, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest,
     Sampled,
 };
 use replay_core::table::leases::Reader;
@@ -53,7 +53,7 @@ struct World {
     tables: [Option<TableLedger>; TABLES.len()],
     generation: u16,
     held: Vec<Sampled>,
-    reader: Arc<Reader>,
+    reader: Reader,
     read: Option<ReadPosition>,
     sampled: usize,
 }
@@ -73,7 +73,7 @@ impl World {
             tables: [const { None }; TABLES.len()],
             generation: 0,
             held: Vec::new(),
-            reader: Reader::new("the connection"),
+            reader: Reader::from("the connection"),
             read: None,
             sampled: 0,
         }
@@ -359,14 +359,14 @@ impl World {
         self.sampled += sampled.items.len();
         assert_eq!(sampled.lease > 0, request.lease_ms > 0, "a lease is asked for");
         if delivered && sampled.lease > 0 {
-            let change = |leases: Vec<u64>, begin| {
-                let request = RequestBody::ChangeLeases(ChangeLeases { leases, begin });
+            let change = |lease, begin| {
+                let request = RequestBody::ChangeLease(ChangeLease { lease, begin });
                 self.ask_about(table, &request, 0).is_some()
             };
-            assert!(change(vec![sampled.lease], true), "it begins");
-            assert!(!change(vec![sampled.lease, sampled.lease ^ 1], false), "another one is unknown");
-            assert!(change(vec![sampled.lease], false), "nothing was acknowledged");
-            assert!(!change(vec![sampled.lease], false), "it is over");
+            assert!(change(sampled.lease, true), "it begins");
+            assert!(!change(sampled.lease ^ 1, false), "another one is unknown");
+            assert!(change(sampled.lease, false), "it is acknowledged");
+            assert!(!change(sampled.lease, false), "it is over");
         }
         if delivered || self.held.len() == HELD {
             finish(sampled, delivered);

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use replay_client::Client;
 use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
-use replay_core::replay::{ChangeLeases, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::replay::{ChangeLease, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
 use replay_link::error::{Error, Result};
@@ -471,8 +471,8 @@ impl Readings {
                 sampled => sampled?,
             };
             let change = |begin| {
-                let change = ChangeLeases { leases: vec![sampled.lease], begin };
-                match client.change_leases(OWN, &change, &within(20)) {
+                let change = ChangeLease { lease: sampled.lease, begin };
+                match client.change_lease(OWN, change, &within(20)) {
                     Err(error) if error.code() == ErrorCode::Lease => Ok(false),
                     changed => changed.map(|()| true),
                 }

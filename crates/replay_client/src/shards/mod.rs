@@ -46,7 +46,7 @@ use base::wait::{Wait, lock};
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};
 use replay_core::replay::{
-    ChangeLeases, Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel,
+    ChangeLease, Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel,
     SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
@@ -270,9 +270,8 @@ impl Replay<Error> for ShardedClient {
         updated
     }
 
-    fn change_leases(&self, table: &str, change: &ChangeLeases, _wait: &Wait<'_>) -> Result<()> {
-        let table = table.to_owned();
-        Err(replay_core::Error::Lease { table, leases: change.leases.len() }.into())
+    fn change_lease(&self, table: &str, _change: ChangeLease, _wait: &Wait<'_>) -> Result<()> {
+        Err(replay_core::Error::Lease { table: table.to_owned() }.into())
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {

@@ -8,7 +8,6 @@
 //!
 //! A batch is delivered or undone, once.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,28 +17,21 @@ use base::system::{self, random_number};
 
 use super::Table;
 use crate::error::{Error, Result};
-use crate::replay::{ChangeLeases, SampleCredit, SampleRequest, Sampled};
-use crate::sync::{Mutex, lock};
+use crate::replay::{ChangeLease, SampleCredit, SampleRequest, Sampled};
+use crate::sync::lock;
 
 /// Most leases in the statistics.
 const LISTED: usize = 256;
 /// Most readers in the reason of a wait.
 const NAMED: usize = 3;
 
-/// Reader of leased batches: a connection, or an iterator of this process.
-pub struct Reader {
-    name: String,
-}
-
-impl Reader {
-    /// A reader that statistics and reasons of waits call `name`.
-    pub fn new(name: impl Into<String>) -> Arc<Self> {
-        Arc::new(Reader { name: name.into() })
-    }
-}
+/// Reader of leased batches, a connection or an iterator of this process: its own copy of the name that statistics and reasons of waits have.
+pub type Reader = Arc<str>;
 
 pub(super) struct Lease {
-    reader: Arc<Reader>,
+    /// Random, as a client may have one of a server before its restart.
+    number: u64,
+    reader: Reader,
     items: usize,
     /// `None` without an end.
     lasts: Option<Duration>,
@@ -59,50 +51,42 @@ impl Lease {
     }
 }
 
-/// The leases of a table by their numbers, which are random, as a client may have one of a server before its restart.
-pub(super) type Leases = Mutex<BTreeMap<u64, Lease>>;
-
 impl Table {
     /// Holds the items of a batch for its reader, as the request has asked. The batch has the number of the lease.
-    pub fn hold(&self, request: &SampleRequest, mut sampled: Sampled, reader: &Arc<Reader>) -> Sampled {
+    pub fn hold(&self, request: &SampleRequest, mut sampled: Sampled, reader: &Reader) -> Sampled {
         if request.lease_ms == 0 {
             return sampled;
         }
         let Some(credit) = sampled.credit.take() else { return sampled };
         let lasts = (request.lease_ms != SampleRequest::NO_END).then(|| Duration::from_millis(request.lease_ms.into()));
-        let lease = Lease { reader: reader.clone(), items: sampled.items.len(), lasts, begun: None, credit };
-        sampled.lease = random_number().max(1);
-        lock(&self.leases).insert(sampled.lease, lease);
+        let (number, items) = (random_number().max(1), sampled.items.len());
+        lock(&self.leases).push(Lease { number, reader: reader.clone(), items, lasts, begun: None, credit });
+        sampled.lease = number;
         sampled
     }
 
-    /// Begins leases, or acknowledges their batches: all, or none with [`Error::Lease`].
-    pub fn change_leases(&self, change: &ChangeLeases) -> Result<()> {
+    /// Begins a lease, or acknowledges its batch; [`Error::Lease`] when it is over.
+    pub fn change_lease(&self, change: ChangeLease) -> Result<()> {
         self.check_open()?;
         self.expire_leases();
         let mut held = lock(&self.leases);
-        let missing = change.leases.iter().filter(|&lease| !held.contains_key(lease)).count();
-        if missing > 0 && !base::planted!(LateAcknowledgement) {
-            return Err(Error::Lease { table: self.config.name.clone(), leases: missing });
-        }
+        let Some(place) = held.iter().position(|lease| lease.number == change.lease) else {
+            let late = !change.begin && base::planted!(LateAcknowledgement);
+            return if late { Ok(()) } else { Err(Error::Lease { table: self.config.name.clone() }) };
+        };
         if change.begin {
-            let now = system::now();
-            for number in &change.leases {
-                if let Some(lease) = held.get_mut(number) {
-                    lease.begun.get_or_insert(now);
-                }
-            }
+            held[place].begun.get_or_insert_with(system::now);
             return Ok(());
         }
-        let acknowledged: Vec<_> = change.leases.iter().filter_map(|number| held.remove(number)).collect();
+        let acknowledged = held.remove(place);
         drop(held);
         // Without the lock: it wakes waiting calls.
-        acknowledged.into_iter().for_each(|lease| lease.credit.delivered());
+        acknowledged.credit.delivered();
         Ok(())
     }
 
     /// Ends the leases of a reader that is gone.
-    pub fn return_leases(&self, reader: &Arc<Reader>) {
+    pub fn return_leases(&self, reader: &Reader) {
         if !base::planted!(KeptLease) {
             self.end_leases(|lease| Arc::ptr_eq(&lease.reader, reader));
         }
@@ -118,19 +102,15 @@ impl Table {
     }
 
     pub(super) fn end_leases(&self, ends: impl Fn(&Lease) -> bool) {
-        let mut held = lock(&self.leases);
-        let ended: Vec<u64> = held.iter().filter(|(_, lease)| ends(lease)).map(|(&number, _)| number).collect();
-        let ended: Vec<_> = ended.iter().filter_map(|number| held.remove(number)).collect();
-        drop(held);
         // Undone without the lock: they wake waiting calls.
-        drop(ended);
+        let _ended: Vec<_> = lock(&self.leases).extract_if(.., |lease| ends(lease)).collect();
     }
 
     /// The leases that hold up a wait, for its reason; nothing without any.
     pub(super) fn leased(&self) -> String {
         let (held, now) = (lock(&self.leases), system::now());
-        let mut readers: Vec<(&Arc<Reader>, [usize; 2], f64)> = Vec::new();
-        for lease in held.values() {
+        let mut readers: Vec<(&Reader, [usize; 2], f64)> = Vec::new();
+        for lease in held.iter() {
             let known = readers.iter().position(|(reader, ..)| Arc::ptr_eq(reader, &lease.reader));
             let known = known.unwrap_or_else(|| {
                 readers.push((&lease.reader, [0, 0], 0.0));
@@ -142,8 +122,7 @@ impl Table {
         }
         let more = readers.len().saturating_sub(NAMED);
         let named = readers.iter().take(NAMED).map(|(reader, [leased, ahead], longest)| {
-            let name = &reader.name;
-            format!("; reader {name:?} has {leased} leased, for up to {longest:.1} s, and {ahead} ahead of its caller")
+            format!("; reader {reader:?} has {leased} leased, for up to {longest:.1} s, and {ahead} ahead of its caller")
         });
         let others = (more > 0).then(|| format!("; {more} more readers have others"));
         named.chain(others).collect()
@@ -153,11 +132,11 @@ impl Table {
     pub(super) fn lease_stats(&self) -> (usize, Vec<Value>) {
         self.expire_leases();
         let (held, now) = (lock(&self.leases), system::now());
-        let leased = held.values().filter(|lease| lease.begun.is_some()).map(|lease| lease.items).sum();
+        let leased = held.iter().filter(|lease| lease.begun.is_some()).map(|lease| lease.items).sum();
         let listed = held
-            .values()
+            .iter()
             .take(LISTED)
-            .map(|lease| json!({"reader": lease.reader.name, "items": lease.items, "since_s": lease.since(now)}));
+            .map(|lease| json!({"reader": &*lease.reader, "items": lease.items, "since_s": lease.since(now)}));
         (leased, listed.collect())
     }
 }

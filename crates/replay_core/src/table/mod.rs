@@ -61,7 +61,7 @@ pub use writers::{WriterConnection, Writers};
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
-use leases::Leases;
+use leases::Lease;
 use samplers::{ItemSampler, MaxPriority};
 use stored::{Arrivals, Chunks, Held};
 
@@ -81,7 +81,7 @@ pub struct Table {
     held: Arc<Held>,
     max_priority: MaxPriority,
     counters: TableCounters,
-    leases: Leases,
+    leases: Mutex<Vec<Lease>>,
     draws: Draws,
     dropped: AtomicBool,
     /// Parameters of the memory, for the version lag of writers.
@@ -152,7 +152,7 @@ impl Table {
             held: Held::new(reservation, config.effective_capacity_bytes()),
             max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
-            leases: Leases::default(),
+            leases: Mutex::default(),
             draws: Draws { seed, next: AtomicU64::new(0) },
             dropped: AtomicBool::new(false),
             parameters,

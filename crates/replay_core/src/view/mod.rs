@@ -1,10 +1,11 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them, with importance weights. `decode` unpacks rows and blobs,
-//! in several threads, `nstep` and `sequence` lay them out, `ragged` those whose items have different lengths, `batch` has the arrays and
-//! their memory. [`mix`](crate::mix) mixes the shares of a
-//! batch.
+//! `fill` does it in several threads, `nstep` and `sequence` lay them out, `ragged` those whose items have different lengths, `batch` has the arrays, `buffer`
+//! their memory. [`mix`](crate::mix) mixes the shares of a batch.
 
 mod batch;
+mod buffer;
 mod decode;
+mod fill;
 mod nstep;
 mod ragged;
 mod sequence;
@@ -12,8 +13,9 @@ mod trajectory;
 
 use std::sync::Arc;
 
-use batch::{ArraySpec, BufferPool, put};
-use decode::{ArraysOfView, Fillers};
+use batch::{ArraySpec, put, take_buffer};
+use buffer::BufferPool;
+use fill::{ArraysOfView, Fillers};
 
 use base::notation::Number;
 
@@ -24,7 +26,8 @@ use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
 pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, Trajectory, ViewSpec, Window};
-pub use batch::{Array, Batch, Buffer, Lender, Rejected, Storage};
+pub use batch::{Array, Batch, Rejected};
+pub use buffer::{Buffer, Lender, Storage};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
@@ -144,14 +147,14 @@ impl Decoder {
         let of_mix = table_of.map(|_| (TABLES, Dtype::Uint8));
         let of_items = of_items.into_iter().chain(of_versions).chain(of_mix);
         specs.extend(of_items.map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
-        let mut buffer = self.pool.take(&mut specs, windows.len())?;
+        let mut buffer = take_buffer(&self.pool, &mut specs, windows.len())?;
         let view = (&*self.view, short);
         let arrays = (&specs[..with_ragged], &ragged[..]);
         let failed = self.fillers.fill_arrays(&self.layout, windows, arrays, &mut buffer, view, failed);
         if !failed.is_empty() {
             let mut parts = batch::split(&specs, windows.len(), &mut buffer).into_iter();
             for (spec, bytes) in specs[..of_view].iter().zip(parts.by_ref()) {
-                decode::remove_items(bytes, spec.item_bytes(), &failed);
+                fill::remove_items(bytes, spec.item_bytes(), &failed);
             }
             let mut shorter = Vec::new();
             for array in &mut ragged {

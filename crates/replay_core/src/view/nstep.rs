@@ -22,8 +22,10 @@
 
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{ArraysOfView, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::batch::{Array, ArraySpec, whole_arrays};
+use super::buffer::Buffer;
+use super::decode::{SampledWindow, Steps, Unpacker, steps_of};
+use super::fill::{ArraysOfView, for_each};
 use super::ragged::RaggedArray;
 use super::{NStep, REWARD};
 use crate::chunk::RowLayout;

@@ -5,7 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer, put};
+use super::batch::{Array, ArraySpec, put};
+use super::buffer::Buffer;
 use super::decode::{Decoded, SampledRow, Unpacker};
 use crate::chunk::RowLayout;
 use crate::schema::Dtype;

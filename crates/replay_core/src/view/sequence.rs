@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{ArraysOfView, SampledRow, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::batch::{Array, ArraySpec, whole_arrays};
+use super::buffer::Buffer;
+use super::decode::{SampledRow, SampledWindow, Steps, Unpacker, steps_of};
+use super::fill::{ArraysOfView, for_each};
 use super::ragged::RaggedArray;
 use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;

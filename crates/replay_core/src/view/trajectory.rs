@@ -2,7 +2,8 @@
 
 use super::Trajectory;
 use super::batch::ArraySpec;
-use super::decode::{ArraysOfView, Decoded, SampledRow, SampledWindow, Unpacker, for_each};
+use super::decode::{Decoded, SampledRow, SampledWindow, Unpacker};
+use super::fill::{ArraysOfView, for_each};
 use super::ragged::RaggedArray;
 use crate::chunk::RowLayout;
 use crate::error::Result;

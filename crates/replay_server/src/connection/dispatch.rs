@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use event_listener::EventListener;
@@ -31,7 +30,7 @@ pub struct Dispatcher<'a> {
     service: &'a Service,
     unread: Rc<UnreadReplies>,
     phase: watch::Receiver<Phase>,
-    reader: Arc<Reader>,
+    reader: Reader,
     /// Extension sessions, by extension name.
     sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
 }
@@ -42,7 +41,7 @@ impl<'a> Dispatcher<'a> {
         service: &'a Service,
         unread: Rc<UnreadReplies>,
         phase: watch::Receiver<Phase>,
-        reader: Arc<Reader>,
+        reader: Reader,
     ) -> Self {
         Dispatcher { service, unread, phase, reader, sessions: RefCell::default() }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use replay_core::error::WaitReason;
 use replay_core::replay::{
-    ChangeLeases, Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
+    ChangeLease, Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
 
@@ -174,7 +174,7 @@ impl RequestBody {
             GetParameters(get) => Some(&mut get.name),
             DescribeTable(name) | EmptyTable(name) | DropTable(name) | DropParameters(name) => Some(name),
             Hello(_) | Authenticate(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_)
-            | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) | ChangeLeases(_) => None,
+            | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) | ChangeLease(_) => None,
         };
         name.into_iter().chain(parameters)
     }
@@ -202,7 +202,7 @@ impl RequestBody {
             Which::List(()) => RequestBody::List,
             Which::Snapshot(()) => RequestBody::Snapshot,
             Which::CloseWriter(close) => RequestBody::CloseWriter(push::read_close(close?)),
-            Which::ChangeLeases(change) => RequestBody::ChangeLeases(sample::read_leases(change?)?),
+            Which::ChangeLease(change) => RequestBody::ChangeLease(sample::read_lease(change?)),
             Which::CallExtension(call) => RequestBody::CallExtension(hello::read_extension(call?, rest)?),
         })
     }
@@ -235,7 +235,7 @@ impl RequestBody {
             RequestBody::List => root.set_list(()),
             RequestBody::Snapshot => root.set_snapshot(()),
             RequestBody::CloseWriter(close) => push::write_close(close, root.init_close_writer()),
-            RequestBody::ChangeLeases(change) => sample::write_leases(change, root.init_change_leases()),
+            RequestBody::ChangeLease(change) => sample::write_lease(*change, root.init_change_lease()),
             RequestBody::CallExtension(call) => {
                 hello::write_extension(call, root.init_call_extension());
                 return Ok(call.message.clone());
@@ -351,7 +351,7 @@ kinds! {
     /// Samples items.
     "sample" Sample(SampleRequest) from Learner replies Large,
     /// Begins leases of batches, or acknowledges them.
-    "change_leases" ChangeLeases(ChangeLeases) from Learner replies Few,
+    "change_lease" ChangeLease(ChangeLease) from Learner replies Few,
     /// Sets priorities of items.
     "update_priorities" UpdatePriorities(UpdatePriorities) from Learner replies Few,
     /// Reads stored steps, in the order of their arrival.

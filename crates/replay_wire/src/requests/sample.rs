@@ -1,7 +1,7 @@
 //! Samples of a table, changes of their items (new priorities, and reports of blobs that do not decode), and its stored steps.
 
 use replay_core::replay::{
-    BatchShare, ChangeLeases, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState,
+    BatchShare, ChangeLease, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState,
     StepsRead, StoredSteps, UpdateReceipt,
 };
 
@@ -165,12 +165,12 @@ pub fn write_update(update: &UpdatePriorities, mut out: wire::update_priorities:
     out.set_priorities(&update.priorities[..]).expect(COPIED);
 }
 
-pub fn read_leases(from: wire::change_leases::Reader<'_>) -> Result<ChangeLeases> {
-    Ok(ChangeLeases { leases: from.get_leases()?.iter().collect(), begin: from.get_begin() })
+pub fn read_lease(from: wire::change_lease::Reader<'_>) -> ChangeLease {
+    ChangeLease { lease: from.get_lease(), begin: from.get_begin() }
 }
 
-pub fn write_leases(change: &ChangeLeases, mut out: wire::change_leases::Builder<'_>) {
-    out.set_leases(&change.leases[..]).expect(COPIED);
+pub fn write_lease(change: ChangeLease, mut out: wire::change_lease::Builder<'_>) {
+    out.set_lease(change.lease);
     out.set_begin(change.begin);
 }
 

@@ -134,8 +134,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities(UpdatePriorities { ids, priorities })
         }),
-        (vec(any::<u64>(), 0..9), any::<bool>())
-            .prop_map(|(leases, begin)| RequestBody::ChangeLeases(ChangeLeases { leases, begin })),
+        any::<(u64, bool)>().prop_map(|(lease, begin)| RequestBody::ChangeLease(ChangeLease { lease, begin })),
         name().prop_map(RequestBody::DropParameters),
         (any::<u32>(), read_position()).prop_map(|(bytes, from)| RequestBody::ReadSteps(ReadSteps { from, bytes })),
         (any::<u64>(), name()).prop_map(|(id, reason)| RequestBody::ReportCorrupt(ReportCorrupt { id, reason })),

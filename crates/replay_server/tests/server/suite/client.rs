@@ -31,7 +31,7 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
 
 fn is_about_a_table(body: &RequestBody) -> bool {
     use RequestBody::{
-        ChangeLeases, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities,
+        ChangeLease, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities,
     };
     matches!(
         body,
@@ -39,7 +39,7 @@ fn is_about_a_table(body: &RequestBody) -> bool {
             | Push(_)
             | Sample(_)
             | UpdatePriorities(_)
-            | ChangeLeases(_)
+            | ChangeLease(_)
             | ReadSteps(_)
             | ReportCorrupt(_)
             | CloseWriter(_)

@@ -1,6 +1,6 @@
 //! The requests that each role's token allows.
 
-use replay_core::replay::{ChangeLeases, ReadPosition, ReadSteps};
+use replay_core::replay::{ChangeLease, ReadPosition, ReadSteps};
 use replay_core::schema::TableConfig;
 use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
@@ -69,7 +69,7 @@ fn each_role_may_make_its_requests_and_no_others() {
                     bytes: parameters(8),
                 }),
                 RequestBody::ReadSteps(ReadSteps { from: ReadPosition::default(), bytes: 1 }),
-                RequestBody::ChangeLeases(ChangeLeases { leases: vec![], begin: false }),
+                RequestBody::ChangeLease(ChangeLease { lease: 1, begin: false }),
                 RequestBody::ReportCorrupt(ReportCorrupt { id, reason: "does not decode".into() }),
             ]
         };
