@@ -277,8 +277,7 @@ fn read_a_queue() {
                 for batch in 0..count.max(1) {
                     let mut sampled = channel.next(&wait).unwrap();
                     deliver(&mut sampled);
-                    let change =
-                        |begin| replay.change_lease("t", ChangeLease { lease: sampled.lease, begin }, &wait);
+                    let change = |begin| replay.change_lease("t", ChangeLease { lease: sampled.lease, begin }, &wait);
                     change(true).unwrap();
                     if batch < count {
                         change(false).unwrap();

@@ -87,7 +87,7 @@ fn exercise_leases(replay: &Client) {
     let batches = [one.next(wait).unwrap(), other.next(wait).unwrap(), other.next(wait).unwrap()];
     assert_eq!(batches.each_ref().map(|batch| numbers(batch)[0]), [0, 10, 20]);
     let change = |batch: usize, begin| {
-        let change = ChangeLease { lease: batches[batch.lease], begin };
+        let change = ChangeLease { lease: batches[batch].lease, begin };
         replay.change_lease("queue", change, wait).map_err(|error| error.code())
     };
     for (batch, begin) in [(0, true), (1, true), (1, false)] {
@@ -98,7 +98,7 @@ fn exercise_leases(replay: &Client) {
     let short = Wait::until(Some(Instant::now() + Duration::from_millis(300)));
     pushes.push(steps(51, 1), &short).unwrap();
     let error = pushes.flush(&short).unwrap_err().to_string();
-    assert!(error.contains("is full: 41 of its items") && error.contains("ahead of its caller"), "{error}");
+    assert!(error.contains("is full: 41 of its items") && error.contains("10 are on their way to reader"), "{error}");
     drop(other);
     let items = || replay.stats(wait).unwrap()["tables"]["queue"]["leases"].as_array().unwrap().len();
     until("the connection's lease has ended", || items() == 1);

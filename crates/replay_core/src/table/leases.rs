@@ -22,7 +22,7 @@ use crate::sync::lock;
 
 /// Most leases in the statistics.
 const LISTED: usize = 256;
-/// Most readers in the reason of a wait.
+/// Most leases in the reason of a wait.
 const NAMED: usize = 3;
 
 /// Reader of leased batches, a connection or an iterator of this process: its own copy of the name that statistics and reasons of waits have.
@@ -106,26 +106,15 @@ impl Table {
         let _ended: Vec<_> = lock(&self.leases).extract_if(.., |lease| ends(lease)).collect();
     }
 
-    /// The leases that hold up a wait, for its reason; nothing without any.
+    /// The oldest leases, which hold up a wait, for its reason; nothing without any.
     pub(super) fn leased(&self) -> String {
         let (held, now) = (lock(&self.leases), system::now());
-        let mut readers: Vec<(&Reader, [usize; 2], f64)> = Vec::new();
-        for lease in held.iter() {
-            let known = readers.iter().position(|(reader, ..)| Arc::ptr_eq(reader, &lease.reader));
-            let known = known.unwrap_or_else(|| {
-                readers.push((&lease.reader, [0, 0], 0.0));
-                readers.len() - 1
-            });
-            let (_, items, longest) = &mut readers[known];
-            items[usize::from(lease.begun.is_none())] += lease.items;
-            *longest = lease.since(now).map_or(*longest, |since| since.max(*longest));
-        }
-        let more = readers.len().saturating_sub(NAMED);
-        let named = readers.iter().take(NAMED).map(|(reader, [leased, ahead], longest)| {
-            format!("; reader {reader:?} has {leased} leased, for up to {longest:.1} s, and {ahead} ahead of its caller")
+        let named = held.iter().take(NAMED).map(|lease @ Lease { reader, items, .. }| match lease.since(now) {
+            Some(since) => format!("; reader {reader:?} has {items} leased, for {since:.1} s"),
+            None => format!("; {items} are on their way to reader {reader:?}"),
         });
-        let others = (more > 0).then(|| format!("; {more} more readers have others"));
-        named.chain(others).collect()
+        let more = held.len().saturating_sub(NAMED);
+        named.chain((more > 0).then(|| format!("; {more} more batches are leased"))).collect()
     }
 
     /// Items of leases that have begun, and the leases, as [`Self::stats`] has them.

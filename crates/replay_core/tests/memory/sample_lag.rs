@@ -262,12 +262,10 @@ fn a_new_version_begins_new_chunks() {
     let view = ViewSpec::Window(Window { before: 1, after: 0 });
     let options = WriterOptions { chunk_steps: 3, ..WriterOptions::default() };
     let mut writer: Writer = Writer::open(&*memory, "t", 2, &view, options, &wait).unwrap();
-    let mut row = 0;
-    for version in [0, 0, 2, 2, 2, 2, 7, 7, 3] {
+    for (row, version) in (0..).zip([0, 0, 2, 2, 2, 2, 7, 7, 3]) {
         let values = [row, 100 + row];
         let columns = [("value", Values::new(Dtype::Uint8, &[2], &values))];
         writer.append(&StepBatch { version, ..StepBatch::new(&columns) }, &wait).unwrap();
-        row += 1;
     }
     writer.close(&wait).unwrap();
     let table = memory.table("t").unwrap();

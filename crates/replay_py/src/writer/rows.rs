@@ -27,7 +27,6 @@ pub(super) fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
     Values::new(input.dtype, &input.shape, input.bytes())
 }
 
-
 impl PyWriter {
     /// Shape of an argument of `append`, or of a block of steps; `row` is the shape of one row.
     fn shape(&self, steps: Option<usize>, row: &[u32]) -> Vec<usize> {
@@ -72,7 +71,12 @@ impl PyWriter {
         Err(error::schema(value.py(), &self.config.name, reason))
     }
 
-    pub(super) fn flags(&self, steps: Option<usize>, name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<bool>>> {
+    pub(super) fn flags(
+        &self,
+        steps: Option<usize>,
+        name: &str,
+        value: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Vec<bool>>> {
         let Some(value) = value else { return Ok(None) };
         let input = self.elements(steps, name, value, &[Dtype::Bool], "bool")?;
         // Converted, because a byte of a NumPy bool may be greater than 1.

@@ -37,12 +37,7 @@ pub struct Dispatcher<'a> {
 
 impl<'a> Dispatcher<'a> {
     /// For a new connection, which is `reader`, without sessions.
-    pub fn new(
-        service: &'a Service,
-        unread: Rc<UnreadReplies>,
-        phase: watch::Receiver<Phase>,
-        reader: Reader,
-    ) -> Self {
+    pub fn new(service: &'a Service, unread: Rc<UnreadReplies>, phase: watch::Receiver<Phase>, reader: Reader) -> Self {
         Dispatcher { service, unread, phase, reader, sessions: RefCell::default() }
     }
 

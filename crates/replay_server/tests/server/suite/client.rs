@@ -30,9 +30,7 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
 }
 
 fn is_about_a_table(body: &RequestBody) -> bool {
-    use RequestBody::{
-        ChangeLease, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities,
-    };
+    use RequestBody::{ChangeLease, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities};
     matches!(
         body,
         OpenWriter(_)
