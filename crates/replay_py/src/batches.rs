@@ -162,9 +162,7 @@ impl PyBatches {
             writers,
         })
     }
-}
 
-impl PyBatches {
     /// Begins the lease of a batch that the caller is about to get, if it has one.
     fn begin_lease(&self, sampled: &DecodedSample, wait: &Wait<'_>) -> Result<()> {
         match self.memory.upgrade() {

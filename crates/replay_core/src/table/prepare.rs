@@ -108,20 +108,14 @@ impl Table {
         let chunks = body.chunks.iter().zip(packed).enumerate();
         let chunks = chunks.map(|(index, (head, packed))| {
             let freed_bytes = if index == last { bytes } else { 0 };
-            let (identity, stream) = (writer.identity.clone(), &writer.streams[head.stream as usize]);
+            let ChunkHead { stream, rows, first_step, version, .. } = *head;
+            let (writer, steps) = (writer.identity.clone(), &writer.streams[stream as usize]);
             PreparedChunk {
-                stored: Some(StoredChunk::new(
-                    packed,
-                    identity,
-                    head.stream,
-                    head.first_step,
-                    head.version,
-                    freed_bytes,
-                )),
+                stored: Some(StoredChunk::new(packed, writer, stream, first_step, version, freed_bytes)),
                 handle: None,
-                stream: head.stream,
-                span: stream.arriving(head.first_step, head.rows),
-                continues: stream.continues(head.first_step),
+                stream,
+                span: steps.arriving(first_step, rows),
+                continues: steps.continues(first_step),
             }
         });
         Ok(Prepared { chunks: chunks.collect(), items, charge, rows, bytes, late })

@@ -220,18 +220,8 @@ impl PyReplay {
         let mut read_again = false;
         let sampled = loop {
             let (view, device) = (view.clone(), device.as_ref());
-            let samples = self.sample_source(
-                py,
-                &table,
-                batch_size,
-                view.clone(),
-                normalize,
-                allow_short,
-                0,
-                threads,
-                device,
-                deadline,
-            )?;
+            let samples =
+                self.sample_source(py, &table, batch_size, view, normalize, allow_short, 0, threads, device, deadline)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = awaited.blocking(py, closing, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
