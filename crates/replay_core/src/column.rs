@@ -70,11 +70,6 @@ impl Column {
         column
     }
 
-    /// A raw column of one number for each step.
-    pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
-        Column { name: name.into(), dtype, shape: Vec::new(), codec: Codec::None, finite: true, max_length: 0 }
-    }
-
     /// Bytes of a blob's length in a row.
     pub const BLOB_LENGTH_BYTES: usize = 4;
     /// Bytes of the number of a ragged value's elements in a row.

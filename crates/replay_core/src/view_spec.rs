@@ -462,7 +462,7 @@ mod tests {
     use crate::schema::{Column, Dtype};
 
     fn table(columns: &[&str]) -> TableConfig {
-        let columns = columns.iter().map(|name| Column::scalar(*name, Dtype::Float32));
+        let columns = columns.iter().map(|name| Column::new(*name, Dtype::Float32, vec![]));
         TableConfig::new("table", columns.collect(), 10)
     }
 

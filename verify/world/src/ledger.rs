@@ -25,7 +25,8 @@ const ROW: usize = 1 + 8 + 8 + 4 + 4 + 4;
 pub fn table() -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
     let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
-    let columns = vec![Column::scalar("writer", Dtype::Uint64), Column::scalar("number", Dtype::Uint64), frame, words];
+    let columns =
+        vec![Column::new("writer", Dtype::Uint64, vec![]), Column::new("number", Dtype::Uint64, vec![]), frame, words];
     TableConfig::new(TABLE, columns, 1 << 16)
 }
 

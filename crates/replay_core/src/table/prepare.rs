@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
-use crate::replay::{NewItem, PushBody};
+use crate::replay::{ChunkHead, NewItem, PushBody};
 use crate::schema::TableConfig;
 use crate::slab::Handle;
 use base::allocation::check_size;

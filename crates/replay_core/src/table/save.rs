@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn pushes_after_the_moment_are_left_out_with_and_without_steps() {
-        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 100);
+        let config = TableConfig::new("t", vec![Column::new("value", Dtype::Uint8, vec![])], 100);
         let memory = Memory::new(MemoryLimits::default());
         let table = memory.create_table(&config).unwrap();
         table.open_writer(&open(1, 1)).unwrap();

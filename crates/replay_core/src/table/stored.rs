@@ -431,7 +431,7 @@ mod tests {
 
     /// A table of more chunks than one hold of the lock removes, and its newest item.
     fn table() -> (Arc<Table>, ItemId) {
-        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 2 * CHUNKS);
+        let config = TableConfig::new("t", vec![Column::new("value", Dtype::Uint8, vec![])], 2 * CHUNKS);
         let table = Memory::new(MemoryLimits::default()).create_table(&config).unwrap();
         table.open_writer(&tests::open(1, 1)).unwrap();
         let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();

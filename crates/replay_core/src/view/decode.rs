@@ -195,7 +195,7 @@ impl<'a> SampledRow<'a> {
 /// The steps of a window from its anchor on, up to the end of the episode (or life).
 #[derive(Clone, Copy)]
 pub(super) struct Steps<'a> {
-    window: SampledWindow<'a>,
+    pub(super) window: SampledWindow<'a>,
     /// Steps that learning may use: the observation after each is known, or it terminates.
     pub(super) counted: usize,
     /// These, and a truncated step after them whose next observation never came.
@@ -340,19 +340,4 @@ fn packed_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<Sampl
         }
     }
     Ok(rows)
-}
-
-/// The steps of each window, at most `most`; none of a window that fails.
-pub(super) fn steps_of<'a>(
-    windows: &[SampledWindow<'a>],
-    most: usize,
-    failed: &mut [Option<String>],
-) -> Vec<Steps<'a>> {
-    let steps = windows.iter().zip(failed).map(|(&window, failed)| {
-        window.steps(most).unwrap_or_else(|reason| {
-            *failed = Some(reason);
-            Steps { window, counted: 0, all: 0, terminated: false, observations: 0 }
-        })
-    });
-    steps.collect()
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::vec;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -11,7 +12,7 @@ use base::wait::lock;
 
 use super::batch::{self, Array, ArraySpec, Copies};
 use super::buffer::Buffer;
-use super::decode::{Decoded, SampledWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Steps, Unpacker};
 use super::ragged::RaggedArray;
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -39,33 +40,47 @@ pub(super) trait ArraysOfView: Send + Sync {
         Vec::new()
     }
 
-    /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    );
+    /// Fills the arrays of some items.
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, short: bool);
 
     fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
         batch::whole_arrays(specs, items, buffer)
     }
 }
 
-/// Calls `fill` with the number of each item and its part of some arrays, unless the item failed before.
-pub(super) fn for_each<const N: usize>(
-    arrays: [&mut [u8]; N],
-    failed: &mut [Option<String>],
-    mut fill: impl FnMut(usize, [&mut [u8]; N]) -> Decoded<()>,
-) {
-    let items = failed.len();
-    let mut parts = arrays.map(|array| array.chunks_exact_mut(array.len() / items));
-    for (item, failed) in failed.iter_mut().enumerate() {
-        let values = parts.each_mut().map(|part| part.next().unwrap_or_default());
-        if failed.is_none() {
-            *failed = fill(item, values).err();
+/// Consecutive items of a batch, on their way into its arrays.
+pub(super) struct Items<'b, 'a> {
+    pub(super) windows: &'b [SampledWindow<'a>],
+    /// Their bytes in each array that is not filled yet.
+    arrays: vec::IntoIter<&'b mut [u8]>,
+    /// Why an item cannot be used.
+    failed: &'b mut [Option<String>],
+}
+
+impl<'a> Items<'_, 'a> {
+    /// What `read` makes of each window; nothing of one that fails.
+    pub(super) fn read<T>(&mut self, read: impl Fn(&SampledWindow<'a>) -> Decoded<T>) -> Vec<Option<T>> {
+        let of =
+            |(window, failed): (_, &mut Option<String>)| read(window).map_err(|reason| *failed = Some(reason)).ok();
+        self.windows.iter().zip(&mut *self.failed).map(of).collect()
+    }
+
+    /// The steps of each window, at most `most`; none of one that fails.
+    pub(super) fn steps(&mut self, most: usize) -> Vec<Steps<'a>> {
+        let steps = self.read(|window| window.steps(most)).into_iter().zip(self.windows);
+        let none = |window| Steps { window, counted: 0, all: 0, terminated: false, observations: 0 };
+        steps.map(|(steps, &window)| steps.unwrap_or_else(|| none(window))).collect()
+    }
+
+    /// Fills the next arrays: calls `fill` with the number of each item and its bytes in each of them, unless the item failed before.
+    pub(super) fn fill_next<const N: usize>(&mut self, mut fill: impl FnMut(usize, [&mut [u8]; N]) -> Decoded<()>) {
+        let arrays = [(); N].map(|()| self.arrays.next().unwrap_or_default());
+        let mut parts = arrays.map(|array| array.chunks_exact_mut(array.len() / self.windows.len()));
+        for (item, failed) in self.failed.iter_mut().enumerate() {
+            let values = parts.each_mut().map(|part| part.next().unwrap_or_default());
+            if failed.is_none() {
+                *failed = fill(item, values).err();
+            }
         }
     }
 }
@@ -132,8 +147,9 @@ impl Fillers {
                     return;
                 };
                 let reasons = &mut reasons[..windows.len()];
-                let (arrays, values) = arrays.split_at_mut(fixed);
-                view.fill(&mut unpacker, short, windows, arrays, reasons);
+                let values = arrays.split_off(fixed);
+                let arrays = arrays.into_iter();
+                view.fill(&mut unpacker, &mut Items { windows, arrays, failed: &mut *reasons }, short);
                 for (array, values) in ragged.iter().zip(values) {
                     array.fill(&mut unpacker, first..first + windows.len(), values, reasons);
                 }

@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, whole_arrays};
 use super::buffer::Buffer;
-use super::decode::{SampledWindow, Steps, Unpacker, steps_of};
-use super::fill::{ArraysOfView, for_each};
+use super::decode::{SampledWindow, Steps, Unpacker};
+use super::fill::{ArraysOfView, Items};
 use super::ragged::RaggedArray;
 use super::{NStep, REWARD};
 use crate::chunk::RowLayout;
@@ -116,17 +116,8 @@ impl ArraysOfView for NStepView {
         observations.chain(others).chain(following).collect()
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
-        let steps = steps_of(windows, self.n(), failed);
-        let mut arrays = arrays.iter_mut();
-        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, short: bool) {
+        let (windows, steps) = (items.windows, items.steps(self.n()));
         for part in &self.parts {
             let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
@@ -135,21 +126,21 @@ impl ArraysOfView for NStepView {
             };
             let following = |item: usize, slot: usize| offset(item, slot + self.distance(&steps[item]));
             match self.shift(part, short) {
-                Some(shift) => for_each([next()], failed, |item, [slots]| {
+                Some(shift) => items.fill_next(|item, [slots]| {
                     unpacker.unpack_slots(&windows[item], column, padding, slots, |slot| match slot < part.stack {
                         true => offset(item, slot),
                         false => following(item, slot - shift),
                     })
                 }),
                 // Both of an item, since they may have the same key row.
-                None => for_each([next(), next()], failed, |item, [slots, next_slots]| {
+                None => items.fill_next(|item, [slots, next_slots]| {
                     let window = &windows[item];
                     unpacker.unpack_slots(window, column, padding, slots, |slot| offset(item, slot))?;
                     unpacker.unpack_slots(window, column, padding, next_slots, |slot| following(item, slot))
                 }),
             }
         }
-        for_each([next(), next()], failed, |item, [reward, discount]| {
+        items.fill_next(|item, [reward, discount]| {
             let (mut n_step_return, mut factor) = (0.0, 1.0);
             for step in 0..steps[item].counted {
                 n_step_return += factor * unpacker.number(steps[item].row(step), self.reward)?;
@@ -161,7 +152,7 @@ impl ArraysOfView for NStepView {
             Ok(())
         });
         for &column in &self.others {
-            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
     }
 

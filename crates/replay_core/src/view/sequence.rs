@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, whole_arrays};
 use super::buffer::Buffer;
-use super::decode::{SampledRow, SampledWindow, Steps, Unpacker, steps_of};
-use super::fill::{ArraysOfView, for_each};
+use super::decode::{SampledRow, SampledWindow, Steps, Unpacker};
+use super::fill::{ArraysOfView, Items};
 use super::ragged::RaggedArray;
 use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
@@ -107,26 +107,17 @@ impl ArraysOfView for SequenceView {
         observations.chain(state).chain(others).collect()
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        _short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
-        let steps = steps_of(windows, self.steps(), failed);
-        let mut arrays = arrays.iter_mut();
-        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
+        let (windows, steps) = (items.windows, items.steps(self.steps()));
         for part in &self.parts {
             let newest = part.stack as isize - 1;
-            for_each([next()], failed, |item, [slots]| {
+            items.fill_next(|item, [slots]| {
                 unpacker.unpack_slots(&windows[item], part.column, self.spec.padding, slots, |slot| {
                     Some(slot as isize - newest).filter(|&offset| offset < steps[item].observations as isize)
                 })
             });
         }
-        for_each([next(), next(), next()], failed, |item, [reward, discount, mask]| {
+        items.fill_next(|item, [reward, discount, mask]| {
             let steps = steps[item];
             [&mut *reward, discount, mask].into_iter().for_each(|values| values.fill(0));
             mask[..steps.counted].fill(1);
@@ -140,18 +131,18 @@ impl ArraysOfView for SequenceView {
             Ok(())
         });
         for (_, flag) in &FLAGS[..3] {
-            for_each([next()], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 let is_set = |step| step < steps[item].all && steps[item].row(step).has(*flag);
                 values.iter_mut().enumerate().for_each(|(step, value)| *value = is_set(step).into());
                 Ok(())
             });
         }
         for &column in &self.state {
-            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
         for &column in &self.others {
             let bytes = unpacker.bytes(column);
-            for_each([next()], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 values[steps[item].all * bytes..].fill(0);
                 let mut values = (0..steps[item].all).zip(values.chunks_exact_mut(bytes));
                 values.try_for_each(|(step, value)| unpacker.unpack(steps[item].row(step), column, value))
@@ -199,18 +190,11 @@ impl ArraysOfView for Window {
         columns.collect()
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        _short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
+        let windows = items.windows;
         let row = |item: usize, slot: usize| windows[item].row(slot as isize - self.before as isize);
-        let (bits, columns) = arrays.split_at_mut(1 + FLAGS.len());
-        for (number, bits) in bits.iter_mut().enumerate() {
-            for_each([bits], failed, |item, [bits]| {
+        for number in 0..=FLAGS.len() {
+            items.fill_next(|item, [bits]| {
                 for (slot, bit) in bits.iter_mut().enumerate() {
                     let set = |row: SampledRow<'_>| number.checked_sub(1).is_none_or(|flag| row.has(FLAGS[flag].1));
                     *bit = u8::from(row(item, slot).is_some_and(set));
@@ -218,9 +202,9 @@ impl ArraysOfView for Window {
                 Ok(())
             });
         }
-        for (column, values) in unpacker.fixed_columns().zip(columns) {
+        for column in unpacker.fixed_columns() {
             let bytes = unpacker.bytes(column);
-            for_each([values], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 for (slot, value) in values.chunks_exact_mut(bytes).enumerate() {
                     match row(item, slot) {
                         Some(row) => unpacker.unpack(row, column, value)?,

@@ -3,7 +3,7 @@
 use super::Trajectory;
 use super::batch::ArraySpec;
 use super::decode::{Decoded, SampledRow, SampledWindow, Unpacker};
-use super::fill::{ArraysOfView, for_each};
+use super::fill::{ArraysOfView, Items};
 use super::ragged::RaggedArray;
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -108,31 +108,17 @@ impl ArraysOfView for TrajectoryView {
         columns.chain(returns).chain(following).collect()
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        _short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
-        let mut items = Vec::with_capacity(windows.len());
-        for (window, failed) in windows.iter().zip(&mut *failed) {
-            let item = self.item(window);
-            *failed = item.as_ref().err().cloned();
-            items.push(item.ok());
-        }
-        let mut arrays = arrays.iter_mut();
-        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
+        let read = items.read(|window| self.item(window));
         for (_, bit) in self.bits() {
-            for_each([next()], failed, |item, [value]| {
-                value[0] = items[item].as_ref().is_some_and(bit).into();
+            items.fill_next(|item, [value]| {
+                value[0] = read[item].as_ref().is_some_and(bit).into();
                 Ok(())
             });
         }
         for (column, _) in &self.following {
-            for_each([next()], failed, |item, [value]| {
-                match items[item].as_ref().and_then(|item| item.following) {
+            items.fill_next(|item, [value]| {
+                match read[item].as_ref().and_then(|item| item.following) {
                     Some(row) => unpacker.unpack(row, *column, value)?,
                     None => value.fill(0),
                 }

@@ -255,7 +255,7 @@ fn a_batch_of_wide_windows_over_a_new_version_is_as_old_as_its_first_rows() {
 #[test]
 fn a_new_version_begins_new_chunks() {
     let memory = memory();
-    let columns = vec![Column::scalar("value", Dtype::Uint8)];
+    let columns = vec![Column::new("value", Dtype::Uint8, vec![])];
     let definition = TableConfig { parameters: Some("policy".into()), ..TableConfig::new("t", columns, 1000) };
     memory.create_table(&definition).unwrap();
     let wait = Wait::forever();

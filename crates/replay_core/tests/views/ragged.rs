@@ -28,9 +28,9 @@ fn table() -> TableConfig {
     let columns = vec![
         column("observation/tokens", Dtype::Int32, &[0], Codec::None),
         column("observation/frame", Dtype::Uint8, &[FRAME as u32], Codec::Lz4),
-        Column::scalar("reward", Dtype::Float32),
+        Column::new("reward", Dtype::Float32, vec![]),
         column("observation/points", Dtype::Float32, &[0, 3], Codec::Lz4),
-        Column::scalar("id", Dtype::Uint64),
+        Column::new("id", Dtype::Uint64, vec![]),
         notes,
     ];
     TableConfig { sampler: Sampler::Uniform, ..TableConfig::new("test", columns, 10_000) }

@@ -16,7 +16,7 @@ const ROW: usize = 1 + 8 + 4 + 4 + 4;
 pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
     let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
-    let mut config = TableConfig::new(name, vec![Column::scalar("number", Dtype::Uint64), frame, words], capacity);
+    let mut config = TableConfig::new(name, vec![Column::new("number", Dtype::Uint64, vec![]), frame, words], capacity);
     config.sampler = match kind % 7 {
         0 => Sampler::Prioritized,
         1 => Sampler::Uniform,
