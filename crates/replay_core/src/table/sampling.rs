@@ -137,9 +137,9 @@ impl<'a> Sampling<'a> {
         while rounds < ROUNDS && self.expired < MOST_EXPIRED {
             strata.fill(self.batch.reserved, &mut targets);
             let total = table.sampler.choose(&table.items, &targets, &mut sampled);
-            if first_total.units == 0 || self.expired > expired {
+            if total.units > 0 && (first_total.units == 0 || self.expired > expired) {
                 // The batch is one of the items that are left.
-                let ratio = first_total.units as f64 / total.units.max(1) as f64;
+                let ratio = first_total.units as f64 / total.units as f64;
                 self.items.iter_mut().for_each(|item| item.probability = (item.probability * ratio).min(1.0));
                 first_total = total;
             }
