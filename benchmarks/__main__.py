@@ -97,7 +97,7 @@ def _benchmark(benchmark: Benchmark) -> Callable[..., None]:
                 print(f"{benchmark.name}: {entry.label} is left out, it lacks {lacks}", file=sys.stderr)
             elif peers or entry.label.startswith("innet") or entry.label in benchmark.limits:
                 entries.append(entry)
-        report.results(benchmark, measure(entries, rounds, seconds))
+        report.results(benchmark, measure(entries, rounds, seconds, apart=benchmark.apart))
 
     run.__doc__ = f"""{benchmark.about[0].upper()}{benchmark.about[1:]}.
 

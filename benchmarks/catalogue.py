@@ -59,6 +59,8 @@ class Benchmark:
     """Label of the entry with the best possible result of the machine."""
     once: bool = False
     """Measure one round only: counts do not vary, or a second round would measure another state."""
+    apart: bool = False
+    """Measure the systems one after the other: daemons of their own, as Ray has, count as dead after a pause."""
     also: tuple[Unit, ...] = ()
     """Further figures of its rounds."""
 
@@ -219,6 +221,7 @@ BENCHMARKS = [
             *(Goal("innet", at_most=most, unit=unit) for unit, most in ((P99, 5.0), (CPU, 1.0), (HELD, 1.1))),
         ],
         limit="tcp",
+        apart=True,
         also=(GIGABYTES, CPU, HELD),
     ),
 ]

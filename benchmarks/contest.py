@@ -111,8 +111,13 @@ def _workers(entries: list[Entry]) -> Iterator[list[Worker]]:
         yield [stack.enter_context(_worker(entry)) for entry in entries]
 
 
-def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, Measured]:
-    """Results of each entry, by its label. Each system's answers are checked before and after."""
+def measure(entries: list[Entry], rounds: int, seconds: float, *, apart: bool = False) -> dict[str, Measured]:
+    """Results of each entry, by its label. Each system's answers are checked before and after.
+
+    Systems take turns, or run one after the other where they are to be `apart`.
+    """
+    if apart:
+        return {label: each for entry in entries for label, each in measure([entry], rounds, seconds).items()}
     results: dict[str, Measured] = {}
     with _workers(entries) as running:
         for worker in running:

@@ -1144,7 +1144,7 @@ def _restored_batch(len: int, memory: tuple[NDArray[np.uint8], list[Any]]) -> Ba
 class _Lease:
     """The lease of a batch, which a batch of tensors takes over."""
 
-    def acknowledge(self, timeout: float | None = 60.0) -> None: ...
+    def _acknowledge(self, timeout: float | None = 60.0) -> None: ...
 
 @final
 class _Checked:

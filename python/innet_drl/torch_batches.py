@@ -131,7 +131,7 @@ class TorchBatch:
                 "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and "
                 "no copies"
             )
-        self._lease.acknowledge(timeout)
+        self._lease._acknowledge(timeout)
 
     def keys(self) -> KeysView[str]:
         """Names of the arrays, so that `**batch` passes them."""

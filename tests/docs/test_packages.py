@@ -43,8 +43,10 @@ CLIENT = {
     "gradients",
     "index_priorities",
     "ragged",
+    "reading",
     "recorder",
     "signals",
+    "spaces",
     "structures",
     "torch_batches",
 }
@@ -55,6 +57,7 @@ THIRD_PARTY = {
     "definitions": {"numpy"},
     "index_priorities": {"numpy"},
     "ragged": {"numpy", "torch"},
+    "reading": {"numpy"},
     "recorder": {"numpy"},
     "torch_batches": {"numpy", "torch"},
 }
@@ -179,7 +182,8 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     assert set(packages.split()) <= {"innet_drl", "numpy"}
     assert modules.split() == [
         "innet_drl._core",
-        *(f"innet_drl.{name}" for name in ("definitions", "errors", "ragged", "recorder", "structures")),
+        *(f"innet_drl.{name}" for name in ("definitions", "errors", "ragged", "reading", "recorder", "spaces")),
+        "innet_drl.structures",
     ]
 
 
@@ -210,7 +214,9 @@ def test_help_and_version_load_little_more_than_numpy() -> None:
             "innet_drl.definitions",
             "innet_drl.errors",
             "innet_drl.ragged",
+            "innet_drl.reading",
             "innet_drl.recorder",
+            "innet_drl.spaces",
             "innet_drl.structures",
         }
         assert len(added) < 20, sorted(added)

@@ -37,7 +37,7 @@ impl PyLease {
 
 #[pymethods]
 impl PyLease {
-    #[pyo3(signature = (timeout = 60.0))]
+    #[pyo3(name = "_acknowledge", signature = (timeout = 60.0))]
     pub fn acknowledge(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let _call = Call::begin(py);
         let deadline = wait::deadline(py, timeout)?;
