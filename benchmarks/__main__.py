@@ -95,9 +95,9 @@ def _benchmark(benchmark: Benchmark) -> Callable[..., None]:
         for entry in benchmark.entries:
             if lacks := missing(entry.system):
                 print(f"{benchmark.name}: {entry.label} is left out, it lacks {lacks}", file=sys.stderr)
-            elif peers or entry.system in ("innet", "machine"):
+            elif peers or entry.label.startswith("innet") or entry.label in benchmark.limits:
                 entries.append(entry)
-        report.results(benchmark, measure(entries, rounds, seconds))
+        report.results(benchmark, measure(entries, rounds, seconds, apart=benchmark.apart))
 
     run.__doc__ = f"""{benchmark.about[0].upper()}{benchmark.about[1:]}.
 

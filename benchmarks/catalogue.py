@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks import sweep
 from benchmarks.contest import Entry
 from benchmarks.tasks import Round
@@ -24,6 +26,11 @@ MILLISECONDS = Unit("ms", lambda each: 1e3 * each["elapsed"] / each["count"])
 MICROSECONDS = Unit("us", lambda each: 1e6 * each["elapsed"] / each["count"])
 TRANSITIONS = Unit("transitions/s", lambda each: each["count"] / each["elapsed"], more_is_better=True)
 BYTES = Unit("bytes/transition", lambda each: each["bytes"] / each["count"])
+TRAJECTORIES = Unit("trajectories/s", TRANSITIONS.of, more_is_better=True)
+GIGABYTES = Unit("GB/s", lambda each: each["bytes"] / each["elapsed"] / 1e9, more_is_better=True)
+P99 = Unit("ms, p99", lambda each: float(np.percentile(each["times_ms"], 99)))
+CPU = Unit("CPU s/GB", lambda each: each["cpu_s"] / (each["bytes"] / 1e9))
+HELD = Unit("bytes of memory/byte held", lambda each: float(each["held"]))
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Goal:
     other: str | None = None
     times: float = 1.0
     at_most: float | None = None
+    unit: Unit | None = None
+    """Of a goal `at_most` for another figure than the benchmark's."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,15 @@ class Benchmark:
     """Label of the entry with the best possible result of the machine."""
     once: bool = False
     """Measure one round only: counts do not vary, or a second round would measure another state."""
+    apart: bool = False
+    """Measure the systems one after the other: daemons of their own, as Ray has, count as dead after a pause."""
+    also: tuple[Unit, ...] = ()
+    """Further figures of its rounds."""
+
+    @property
+    def limits(self) -> set[str | None]:
+        """Labels of the entries that are no systems but results of the machine."""
+        return {self.limit, *(entry.label for entry in self.entries if entry.system == "machine")}
 
 
 def _entry(label: str, system: str, task: str, part: str, **settings: Any) -> Entry:
@@ -191,5 +209,19 @@ BENCHMARKS = [
         ],
         [Goal("innet", at_most=800.0)],
         once=True,
+    ),
+    Benchmark(
+        "tokens",
+        "trajectories of 4,100 tokens and log-probabilities, put by two processes and read by one in batches of 64",
+        TRAJECTORIES,
+        [Entry(name, f"queues.{name}", "Tokens") for name in ("innet", "transferqueue", "ray", "redis", "tcp")],
+        [
+            Goal("innet", "redis", 3.0),
+            Goal("innet", "tcp", 1 / 3),
+            *(Goal("innet", at_most=most, unit=unit) for unit, most in ((P99, 5.0), (CPU, 1.0), (HELD, 1.1))),
+        ],
+        limit="tcp",
+        apart=True,
+        also=(GIGABYTES, CPU, HELD),
     ),
 ]

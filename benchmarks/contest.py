@@ -6,6 +6,7 @@ Disturbances of the machine (other loads, clock rates) affect all alike, and rat
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -96,8 +97,10 @@ def missing(system: str) -> str | None:
     """Names a missing requirement of a system; `None` if it can run."""
     if interpreter(system) is None:
         return "its environment: run `make bench-peers`"
-    if system == "redis" and shutil.which("redis-server") is None:
+    if "redis" in system and shutil.which("redis-server") is None:
         return "the command redis-server (Debian's package redis-server)"
+    if system == "queues.ray" and importlib.util.find_spec("ray") is None:
+        return "the package ray: run `pip install 'innet-drl[ray]'`"
     return None
 
 
@@ -108,8 +111,13 @@ def _workers(entries: list[Entry]) -> Iterator[list[Worker]]:
         yield [stack.enter_context(_worker(entry)) for entry in entries]
 
 
-def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, Measured]:
-    """Results of each entry, by its label. Each system's answers are checked before and after."""
+def measure(entries: list[Entry], rounds: int, seconds: float, *, apart: bool = False) -> dict[str, Measured]:
+    """Results of each entry, by its label. Each system's answers are checked before and after.
+
+    Systems take turns, or run one after the other where they are to be `apart`.
+    """
+    if apart:
+        return {label: each for entry in entries for label, each in measure([entry], rounds, seconds).items()}
     results: dict[str, Measured] = {}
     with _workers(entries) as running:
         for worker in running:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import innet_drl
-from benchmarks.catalogue import Benchmark, Goal
+from benchmarks.catalogue import Benchmark, Goal, Unit
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
 from innet_drl.train.settings.machine import processor
@@ -53,10 +53,11 @@ def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
     for label, one in measured.items():
         median = statistics.median(values[label])
         more = times(one.rounds) | {"settings": settings[label], "version": one.version}
+        more |= {unit.name: _median(unit, one) for unit in benchmark.also}
         line(benchmark.name, label, median, benchmark.unit.name, **more)
     for goal in benchmark.goals:
         if goal.ours in values and (goal.other is None or goal.other in values):
-            _closing(benchmark, goal, values)
+            _closing(benchmark, goal, values, measured)
 
 
 def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> None:
@@ -116,7 +117,11 @@ def times(turns: list[Round]) -> dict[str, Any]:
     return told
 
 
-def _closing(benchmark: Benchmark, goal: Goal, values: dict[str, list[float]]) -> None:
+def _median(unit: Unit, measured: Measured) -> float:
+    return float(f"{statistics.median(map(unit.of, measured.rounds)):.5g}")
+
+
+def _closing(benchmark: Benchmark, goal: Goal, values: dict[str, list[float]], measured: dict[str, Measured]) -> None:
     """Prints whether a goal is met, and the ratios to the best peer and to the machine's limit."""
 
     def times_as_good(other: str) -> float:
@@ -130,11 +135,12 @@ def _closing(benchmark: Benchmark, goal: Goal, values: dict[str, list[float]]) -
         ratio = times_as_good(goal.other)
         told |= {"goal": f"{goal.times:.3g} x {goal.other}", "ratio": ratio, "met": ratio >= goal.times}
     elif goal.at_most is not None:
-        value = statistics.median(values[goal.ours])
-        told |= {"goal": f"at most {goal.at_most:g} {benchmark.unit.name}", "ratio": value / goal.at_most}
+        unit = goal.unit or benchmark.unit
+        value = _median(unit, measured[goal.ours])
+        told |= {"goal": f"at most {goal.at_most:g} {unit.name}", "ratio": value / goal.at_most}
         told["met"] = value <= goal.at_most
-    limits = {entry.label for entry in benchmark.entries if entry.system == "machine"}
-    peers = {label: times_as_good(label) for label in values if label not in limits and not label.startswith("innet")}
+    others = [label for label in values if label not in benchmark.limits and not label.startswith("innet")]
+    peers = {label: times_as_good(label) for label in others}
     if peers:
         best = min(peers, key=lambda label: peers[label])
         told |= {"best_peer": best, "times_best_peer": peers[best]}

@@ -176,9 +176,8 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
             continue
         values = [line for line in of[benchmark.name] if "value" in line]
         closings = [line for line in of[benchmark.name] if "value" not in line]
-        limits = {entry.label for entry in benchmark.entries if entry.system == "machine"}
         ours = [line for line in values if line["system"].startswith("innet")]
-        peers = [line for line in values if line not in ours and line["system"] not in limits]
+        peers = [line for line in values if line not in ours and line["system"] not in benchmark.limits]
         yield _row(
             benchmark.about,
             "; ".join(_value(line, "innet" if len(ours) == 1 else "") for line in ours),

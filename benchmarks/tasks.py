@@ -21,6 +21,7 @@ from benchmarks.clients import PUSH, Clients
 from benchmarks.processes import cpu_seconds, resident_bytes
 from benchmarks.relay import RelayProcess
 from benchmarks.systems import Service
+from benchmarks.trajectories import Tokens
 
 PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
@@ -441,6 +442,7 @@ _ALL = (
     Connections,
     Windows,
     Limit,
+    Tokens,
 )
 TASKS: dict[str, Callable[..., Task]] = {each.__name__: each for each in _ALL}
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 _LIBRARIES = ("torchrl", "cpprb", "echo", "machine")
 ENVIRONMENTS = {**{peer: peer for peer in ("reverb", "agilerl", "flashbax")}, **dict.fromkeys(_LIBRARIES, "libraries")}
+ENVIRONMENTS["queues.transferqueue"] = "transferqueue"
 """Environment of `make bench-peers` by peer; all other systems use the project's own."""
 
 Address = tuple[str, int]

@@ -38,13 +38,19 @@ def table(capacity: int) -> innet.Table:
     )
 
 
-def serve(capacity: int) -> Service:
+def start() -> tuple[Address, subprocess.Popen[bytes]]:
+    """Starts a server without tables."""
     beside = Path(sysconfig.get_path("scripts")) / "innet-replay"
     command = str(beside) if beside.exists() else shutil.which("innet-replay")
     assert command is not None, "innet-replay is not installed: run `make build`"
     address = ("127.0.0.1", free_port())
     process = subprocess.Popen([command, "serve", "--listen", url(address), "--log-level", "warn"])
     wait_for(address, process)
+    return address, process
+
+
+def serve(capacity: int) -> Service:
+    address, process = start()
     client = innet.connect(url(address), tables=[table(capacity)])
     return Service(address, process, lambda: int(client.stats()["tables"]["breakout"]["inserted_items"]))
 

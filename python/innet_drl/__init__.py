@@ -29,8 +29,9 @@ from innet_drl._core import (
     __version__,
     connect,
 )
-from innet_drl.definitions import Column, Mix, NStep, Sequences, Table, Window
+from innet_drl.definitions import Column, Mix, NStep, Sequences, Table, Trajectory, Window
 from innet_drl.errors import ReplayError
+from innet_drl.ragged import Ragged
 from innet_drl.recorder import Recorder
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Mix",
     "NStep",
     "Parameters",
+    "Ragged",
     "Recorder",
     "Replay",
     "ReplayError",
@@ -51,6 +53,7 @@ __all__ = [
     "StoredTable",
     "SumTree",
     "Table",
+    "Trajectory",
     "UpdateReceipt",
     "Window",
     "Writer",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import disjoint_base
 
-from innet_drl.definitions import Mix, NStep, Sequences, Table, Window
+from innet_drl.definitions import Mix, NStep, Sequences, Table, Trajectory, Window
 from innet_drl.torch_batches import TorchBatch, TorchBatches
 
 __all__ = [
@@ -66,7 +66,8 @@ class Batch:
 
     The arrays stay valid while one of them is referenced, even after the batch and the replay are gone. An array that
     shares memory with another one, as the stacks of an observation and of its next one do, is read-only: copy it.
-    `NStep` delivers
+    A ragged column comes as a `Ragged`, in which `(B, *shape)` is a part for each item, and `(B, T, *shape)` a `Ragged`
+    of T parts. `NStep` delivers
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
@@ -79,12 +80,14 @@ class Batch:
     | `probabilities` | float64 | `(B,)` | P(i) at the time of sampling |
     | `ids` | uint64 | `(B,)` | ids of the items, for `Replay.update_priorities` |
     | `ages` | uint32 | `(B,)` | steps inserted into the table after each item |
+    | `versions` | uint64 | `(B,)` | of a table with `parameters`: the smallest version of the item's rows, or 0 |
 
     With T = burn_in + length, `Sequences` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
     (gamma, 0 where the step terminates), `mask` (bool: a step to learn from), `terminated`, `truncated`, `first`
     and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step only.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
-    `truncated`, `first` and `final`. Each adds `weights`, `probabilities`, `ids` and `ages`.
+    `truncated`, `first` and `final`. `Trajectory` delivers every column as `Ragged`, the steps of each item. Each adds
+    `weights`, `probabilities`, `ids` and `ages`.
     """
 
     @property
@@ -114,6 +117,9 @@ class Batch:
     @property
     def ages(self) -> NDArray[np.uint32]:
         """Steps inserted into the table after each item."""
+    @property
+    def versions(self) -> NDArray[np.uint64]:
+        """Smallest version of the parameters of each item's rows, 0 where unknown; of a table that names them."""
     def __getattr__(self, name: str) -> Any: ...
     @overload
     def __getitem__(self, key: str, /) -> Any: ...
@@ -122,6 +128,18 @@ class Batch:
     def __contains__(self, name: object, /) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
+    def acknowledge(self, timeout: float | None = 60.0) -> None:
+        """Ends the lease of a batch whose items are processed (`acknowledge=True` in `Replay.batches`).
+
+        They leave the table for good, once they have no samples left.
+
+        Raises:
+            LeaseError: The batch was acknowledged before; or its lease is over, since its iterator was closed, its
+                connection broke or its `lease` seconds have passed, and its items come again. Nothing was changed.
+            ConfigError: A batch without a lease, which parts of batches and unpickled ones are, too.
+        """
+    @property
+    def _lease(self) -> _Lease | None: ...
     def keys(self) -> list[str]:
         """Names of the arrays and structures, so that `**batch` passes them."""
     def values(self) -> list[Any]:
@@ -216,6 +234,7 @@ class Writer(_ContextManager):
         q: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
+        version: int | None = None,
         timeout: float | None = 60.0,
         **columns: Any,
     ) -> None:
@@ -240,10 +259,14 @@ class Writer(_ContextManager):
                 `q` and `priority`, items start with the largest priority that the table has held since it was made
                 or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
+            version: Version of the parameters that made the rows, for a table that names some (`parameters` of
+                `Table`); 0 is unknown. `None` is that of the last `get_parameters` with this writer, or 0. A new
+                version begins a new chunk.
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
             **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of
                 arrays where the table has parts; and, for SAME_STEP environments, `final_<observation>`: the last
-                observations of ended episodes. A column of bytes also takes texts.
+                observations of ended episodes. A ragged column takes a list with an array, or a list, for each
+                environment, or a `Ragged`. A column of bytes also takes texts.
 
         Raises:
             SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in
@@ -263,6 +286,7 @@ class Writer(_ContextManager):
         q: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
+        version: int | None = None,
         timeout: float | None = 60.0,
         **columns: Any,
     ) -> None:
@@ -309,7 +333,10 @@ class Writer(_ContextManager):
         """
     @property
     def dropped_windows(self) -> int:
-        """Windows dropped after a reset without an end, and those of a truncated step without a final row alone."""
+        """Windows dropped after a reset without an end, and those of a truncated step without a final row alone.
+
+        After `close` also trajectories whose episode had not ended.
+        """
 
 @final
 class SumTree:
@@ -625,7 +652,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         num_envs: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         name: str = "",
         server: int | None = None,
@@ -656,7 +683,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float = 0.4,
         device: None = None,
@@ -700,7 +727,7 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float = 0.4,
         device: str | torch.device,
@@ -715,13 +742,15 @@ class Replay(_ContextManager):
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
         device: None = None,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
+        acknowledge: bool = False,
+        lease: float | None = None,
         timeout: float | None = 60.0,
         writers_timeout: float | None = 60.0,
         threads: int | None = None,
@@ -738,19 +767,28 @@ class Replay(_ContextManager):
         follows every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead
         and one more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
         many more as the round trip needs: at most 64, and 64 MiB of replies.
+
+        With `acknowledge` the items of a batch belong to their reader from `next` until `Batch.acknowledge`: they stay
+        in the table, which counts them as unread, and no other reader gets them. If the iterator is closed, its
+        connection breaks, its process dies, or the batch is not acknowledged within `lease` seconds (`None`: no limit),
+        they return to where they were. Batches sampled ahead return, too. So each item of a `Table.queue` is processed
+        at least once, and exactly once where no reader dies or is late. For one table with `max_times_sampled`, in this
+        process or on one server; tables that are no queues may evict such items.
         """
     @overload
     def batches(
         self,
         table: str | Mix,
         batch_size: int,
-        view: NStep | Sequences | Window | None = None,
+        view: NStep | Sequences | Trajectory | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
         device: str | torch.device,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
+        acknowledge: bool = False,
+        lease: float | None = None,
         timeout: float | None = 60.0,
         writers_timeout: float | None = 60.0,
         threads: int | None = None,
@@ -849,8 +887,9 @@ class Replay(_ContextManager):
             timeout: Seconds to wait for the server; the call does not wait for newer parameters.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
                 `Module.load_state_dict` takes them.
-            writer: Writer whose next steps are made with these parameters, for `max_version_lag` of its table. Any
-                thread may pass it, even while the writer waits.
+            writer: Writer whose next steps are made with these parameters, for `max_version_lag` of its table, and
+                for the versions of its steps if the table names them. Any thread may pass it, even while the writer
+                waits.
         """
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
@@ -1100,6 +1139,12 @@ def run_server_cli(arguments: Sequence[str]) -> int:
 
 def _restored_batch(len: int, memory: tuple[NDArray[np.uint8], list[Any]]) -> Batch:
     """The batch that was pickled."""
+
+@final
+class _Lease:
+    """The lease of a batch, which a batch of tensors takes over."""
+
+    def _acknowledge(self, timeout: float | None = 60.0) -> None: ...
 
 @final
 class _Checked:

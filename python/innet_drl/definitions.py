@@ -8,131 +8,25 @@ from __future__ import annotations
 
 import abc
 import json
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, SupportsFloat, TypeAlias, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 
+from innet_drl import reading
 from innet_drl._core import _Checked
-from innet_drl.errors import ConfigError
-from innet_drl.structures import check_part
+from innet_drl.errors import TableError
+from innet_drl.reading import Codec, Padding, Sampler
+from innet_drl.spaces import columns_of_space
 
-__all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Window"]
-
-Codec: TypeAlias = Literal["lz4", "zstd", "none"]
-Padding: TypeAlias = Literal["zero", "repeat"]
-Sampler: TypeAlias = Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"]
-
-_RANGES = {
-    "after": (0, 16_384),
-    "before": (0, 16_384),
-    "burn_in": (0, 16_384),
-    "capacity": (1, 1 << 24),
-    "capacity_bytes": (0, (1 << 64) - 1),
-    "length": (1, 16_384),
-    "max_times_sampled": (0, (1 << 32) - 1),
-    "max_version_lag": (0, (1 << 32) - 1),
-    "min_size": (1, 1 << 24),
-    "n": (1, 1024),
-    "period": (1, 65_535),
-    "priority_unit_log2": (-30, 0),
-    "stack": (1, 1024),
-}
-"""Integers by their names, for errors: the core checks them, but reads none beyond its integer types."""
-
-
-def _typed(types: Any, what: str, name: str, value: Any) -> Any:
-    if not isinstance(value, types):
-        # Not the value: an array has a long `repr`.
-        raise TypeError(f"{name} is {what}, got a {type(value).__name__}")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    text = str.__str__(_typed(str, "a text", name, value))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name} is a text of Unicode, got {value!r}") from None
-    return text
-
-
-def _integer(name: str, value: Any) -> int:
-    least, most = _RANGES[name]
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, got a {type(value).__name__}") from None
-    # The core reads 16, 32 or 64 bits.
-    largest = next(largest for bits in (16, 32, 64) if most <= (largest := (1 << bits) - 1))
-    if not (0 if least >= 0 else -(1 << 31)) <= number <= largest:
-        raise ConfigError(f"{name} is an integer from {least} to {most}, got {value}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = float(_typed(SupportsFloat, "a number", name, value))
-    except OverflowError:
-        number = np.inf
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is a number, got a {type(value).__name__}") from None
-    if not np.isfinite(number):
-        raise ConfigError(f"{name} is a finite number, got {value}")
-    return number
-
-
-def _choice(choices: tuple[str, ...], name: str, value: Any) -> Any:
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{name} is {' or '.join(map(json.dumps, choices))}, got {value!r}")
-    return str.__str__(value)
-
-
-def _numpy_dtype(value: Any) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(value)
-        return dtype
-    except (TypeError, ValueError, SyntaxError):
-        return np.dtype(object)
-
-
-def _dtype(_name: str, value: Any) -> np.dtype[Any]:
-    dtype = _numpy_dtype(value)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-        raise ConfigError(f"a column's dtype is bool, an integer or a float of this machine's byte order; got {value}")
-    return dtype
-
-
-def _shape(_name: str, value: Any) -> tuple[int, ...]:
-    try:
-        many = isinstance(value, Sequence) or np.ndim(value) == 1
-        shape = tuple(map(operator.index, value if many else [value]))
-    except TypeError:
-        shape = (-1,)
-    if not all(0 <= size < 1 << 32 for size in shape):
-        raise ConfigError(f"a shape is a tuple of positive integers, got {value}")
-    return shape
-
-
-def _stack(name: str, value: Any) -> int | dict[str, int]:
-    if not isinstance(value, Mapping):
-        return _integer(name, value)
-    # Parts of a tuple have numbers.
-    return dict(sorted((str(part), _integer(name, stack)) for part, stack in value.items()))
-
-
-def _names(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f'{name} is a sequence of names of columns, as ["hidden"], got {value}')
-    return tuple(_text("a name of a column", column) for column in value)
+__all__ = ["Column", "Mix", "NStep", "Sequences", "Table", "Trajectory", "Window"]
 
 
 def _columns(name: str, value: Any) -> dict[str, Column]:
-    given = _typed(Mapping, "a mapping of names to columns", name, value).items()
-    return {_text("a name of a column", name): _column(column) for name, column in given}
+    given = reading.typed(Mapping, "a mapping of names to columns", name, value).items()
+    return {reading.text("a name of a column", name): _column(column) for name, column in given}
 
 
 def _column(value: Any) -> Column:
@@ -141,34 +35,29 @@ def _column(value: Any) -> Column:
     return Column(*value) if isinstance(value, tuple) and len(value) == 2 else Column(value)
 
 
-def _shares(name: str, value: Any) -> dict[str, float]:
-    what = 'a mapping with a share for each table, as {"online": 0.5, "demonstrations": 0.5}'
-    given = _typed(Mapping, what, name, value).items()
-    return {_text("a name of a table", table): _number("a share", share) for table, share in given}
-
-
 def _view(_name: str, value: Any) -> _View | None:
     if value is None or isinstance(value, _View):
         return value
-    raise TypeError(f"a view is an NStep, Sequences or a Window, got {type(value).__name__} {value!r}")
+    raise TypeError(f"a view is an NStep, Sequences, a Trajectory or a Window, got {type(value).__name__} {value!r}")
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "str": _text,
-    "int": _integer,
-    "int | Any": _integer,
-    "float": _number,
-    "bool": lambda name, value: bool(_typed(bool | np.bool_, "True or False", name, value)),
-    "Padding": partial(_choice, get_args(Padding)),
-    "Sampler": partial(_choice, get_args(Sampler)),
-    "Codec | None": lambda name, value: value if value is None else _choice(get_args(Codec), name, value),
-    "np.dtype[Any] | Any": _dtype,
-    "tuple[int, ...] | Any": _shape,
-    "int | Mapping[str, int]": _stack,
-    "Sequence[str]": _names,
+    "str": reading.text,
+    "str | None": lambda name, value: value if value is None else reading.text(name, value),
+    "int": reading.integer,
+    "int | Any": reading.integer,
+    "float": reading.number,
+    "bool": lambda name, value: bool(reading.typed(bool | np.bool_, "True or False", name, value)),
+    "Padding": partial(reading.choice, get_args(Padding)),
+    "Sampler": partial(reading.choice, get_args(Sampler)),
+    "Codec | None": lambda name, value: value if value is None else reading.choice(get_args(Codec), name, value),
+    "np.dtype[Any] | Any": reading.column_dtype,
+    "tuple[int | None, ...] | Any": reading.column_shape,
+    "int | Mapping[str, int]": reading.stack_sizes,
+    "Sequence[str]": reading.column_names,
     "Mapping[str, Column | Any]": _columns,
-    "Mapping[str, float]": _shares,
-    "NStep | Sequences | Window | None": _view,
+    "Mapping[str, float]": reading.shares,
+    "NStep | Sequences | Trajectory | Window | None": _view,
 }
 """What reads a field, by its type."""
 
@@ -206,22 +95,26 @@ class Column(_Definition):
 
     Args:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
-        shape: Shape of one value; `()` is a scalar.
+        shape: Shape of one value; `()` is a scalar. With `None` as its first dimension, `(None,)` or `(None, 3)`, the
+            column is *ragged*: each value has a length of its own, which may be 0, and batches have `Ragged` arrays.
         codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
             at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
-            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below. It is chosen when the
-            object is made: give it again with `dataclasses.replace`.
+            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below, and for ragged
+            columns, which are not stored as differences. It is chosen when the object is made: give it again with
+            `dataclasses.replace`.
         finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
             writer's or the table's view. Integers and other columns are not checked.
+        max_length: Largest length of a value of a ragged column; 0 sets no limit but the 256 MiB of a step.
 
     Raises:
-        ConfigError: An unknown dtype or codec.
+        ConfigError: An unknown dtype or codec, or a shape of other than positive integers.
     """
 
     dtype: np.dtype[Any] | Any
-    shape: tuple[int, ...] | Any = ()
+    shape: tuple[int | None, ...] | Any = ()
     codec: Codec | None = None
     finite: bool = True
+    max_length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,10 +123,23 @@ class Column(_Definition):
 
     def __repr__(self) -> str:
         finite = "" if self.finite else ", finite=False"
-        return f'Column("{self.dtype}", shape={self.shape}, codec="{self.codec}"{finite})'
+        most = f", max_length={self.max_length}" if self.max_length else ""
+        return f'Column("{self.dtype}", shape={self.shape}, codec="{self.codec}"{finite}{most})'
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether each value has a length of its own."""
+        return self.shape[:1] == (None,)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "shape": [size or 0 for size in self.shape]}
 
     def _json(self) -> dict[str, Any]:
         return {"column": {"name": "", **self._settings()}}
+
+    @classmethod
+    def _from_json(cls, shape: list[int], **settings: Any) -> Self:
+        return cls(shape=tuple(size or None for size in shape), **settings)
 
 
 class _View(_Definition):
@@ -318,6 +224,38 @@ class Sequences(_View):
 
 
 @dataclass(frozen=True, eq=False)
+class Trajectory(_View):
+    """Whole trajectories: one item for each finished episode (or life).
+
+    An episode longer than `max_steps` is divided: each part is an item as soon as the step after it is there, the rest
+    at the end. An episode that is reset without an end, or that its writer leaves unfinished, becomes no item beyond
+    its parts, and `Writer.dropped_windows` counts it. The priority of an item is the one given last for a step of it. A
+    group, such as the responses to one prompt, is written as the steps of one episode: only a complete one is an item.
+
+    Every column comes as `Ragged` `[B][T, ...]`, the T steps of each item, all with the same offsets; a ragged column
+    as `Ragged` of `Ragged`. `returns` (float32, `Ragged` `[B][T]`) is the sum of gamma^i r_{t+i+1} from each step to
+    the end of the item, where the table has a scalar `reward`. `begins` and `ends` (bool `[B]`) tell whether the item
+    has the first and the last step of its episode, `terminated` and `truncated` (bool `[B]`) how that ended.
+    `next_observation` (`[B, ...]`) is the observation after the last step, zeros where it did not come, as `has_next`
+    (bool `[B]`) tells; a table without an observation has neither.
+
+    Args:
+        max_steps: Most steps of an item, 1 to 65,534: the capacity of the table has to hold as many of each stream.
+        gamma: Discount of one step in `returns`, 0 to 1.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns. A table
+            may lack the default one: its steps are not those of an environment.
+
+    Raises:
+        ConfigError: A number out of range; the message has the range.
+    """
+
+    _kind = "trajectory"
+    max_steps: int = 1000
+    gamma: float = 1.0
+    observation: str = "observation"
+
+
+@dataclass(frozen=True, eq=False)
 class Window(_View):
     """The raw rows around an anchor.
 
@@ -371,7 +309,8 @@ class Table(_Definition):
             a slash in its name is a part of a structure: `observation/camera`.
         capacity: Steps held before the oldest are evicted; at most 2^24.
         capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
-            for `capacity` uncompressed steps, each in a chunk of its own.
+            for `capacity` uncompressed steps, each in a chunk of its own, where a value of a ragged column without
+            `max_length` counts for 64 KiB.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
             `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
             (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. A sample sorts
@@ -397,8 +336,15 @@ class Table(_Definition):
             and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
             `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave
             fewer samples than the ratio expects: writers then continue as soon as a sample waits.
+        queue_size: Items for which a queue has room, see `queue`; 0 is no queue.
         max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
             stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
+        parameters: Name of the parameters (`Replay.put_parameters`) that the steps come from. A step has the version
+            of `append(version=...)`, or that of the last `Replay.get_parameters(writer=...)`; 0 is unknown. A batch has
+            the array `versions`: the smallest version of the rows of each item.
+        max_sample_lag: Versions by which a sampled item may be behind the newest of `parameters` at the server that
+            samples it. An older one is removed and counted (`expired_items`), and another one sampled. An item with a
+            row of an unknown version is never too old. 0 sets no limit.
         view: View of writers and samples that name none.
 
     Raises:
@@ -418,8 +364,11 @@ class Table(_Definition):
     min_size: int = 1
     samples_per_insert: float = 0.0
     slack: float = 0.0
+    queue_size: int = 0
     max_version_lag: int = 0
-    view: NStep | Sequences | Window | None = None
+    parameters: str | None = None
+    max_sample_lag: int = 0
+    view: NStep | Sequences | Trajectory | Window | None = None
 
     def _json(self) -> dict[str, Any]:
         columns = [{"name": name, **column._settings()} for name, column in self.columns.items()]
@@ -430,11 +379,46 @@ class Table(_Definition):
     def _from_json(cls, text: str) -> Self:
         """The table that the core has as this JSON."""
         settings = json.loads(text)
-        columns = {column.pop("name"): Column(**column) for column in settings.pop("columns")}
-        views = {view._kind: view for view in (NStep, Sequences, Window)}
+        columns = {column.pop("name"): Column._from_json(**column) for column in settings.pop("columns")}
+        views = {view._kind: view for view in (NStep, Sequences, Trajectory, Window)}
         for kind, view in (settings.pop("view", None) or {}).items():
             settings["view"] = views[kind](**view)
         return cls(columns=columns, **settings)
+
+    @classmethod
+    def queue(
+        cls,
+        name: str,
+        columns: Mapping[str, Column | Any],
+        size: int,
+        *,
+        capacity: int | None = None,
+        max_times_sampled: int = 1,
+        **settings: Any,
+    ) -> Self:
+        """A queue: first in, first out, each item once. It loses no item.
+
+        A push waits while `size` items are unread, and nothing unread is evicted. A push is applied as a whole, so its
+        other items may be more than that; a sample has at most `size` items. Steps take their room until all items of
+        their chunk are read. Readers whose items must survive them acknowledge their batches: see `Replay.batches`.
+
+        Args:
+            name: As in `Table`.
+            columns: As in `Table`.
+            size: Items for which it has room, 1 to 2^24: `queue_size`.
+            capacity: As in `Table`, but pushes wait while it is full. By default 16 steps for each item, at least 4,096
+                and at most 2^24: give more for longer items.
+            max_times_sampled: Batches that get each item.
+            **settings: As in `Table`.
+
+        Raises:
+            TableError: As in `Table`.
+        """
+        if not 1 <= reading.integer("queue_size", size) <= 1 << 24:
+            raise TableError(f"the size of a queue is 1 to 2^24 items, got {size}")
+        steps = min(max(16 * size, 4096), 1 << 24) if capacity is None else capacity
+        settings |= {"sampler": "fifo", "max_times_sampled": max_times_sampled, "queue_size": size}
+        return cls(name, columns, steps, **settings)
 
     @classmethod
     def from_spaces(
@@ -451,8 +435,8 @@ class Table(_Definition):
 
         The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32). A
         `Dict` or `Tuple` space has a column for each of its parts: `observation/camera`, `observation/arm/joints`,
-        `action/0`. A text is a column of bytes (UTF-8, filled up with zeros): four for each character of a `Text`
-        space, 256 for a space without `max_length`; `values.view("S256")[:, 0]` are the texts as bytes.
+        `action/0`. Values of any length are ragged columns: the bytes of a text (UTF-8, uint8 `(None,)`), the elements
+        of a `Sequence`, and `nodes`, `edges` and `edge_links` of a `Graph`, as `observation/nodes`.
 
         Args:
             name: As in `Table`.
@@ -465,42 +449,10 @@ class Table(_Definition):
             **settings: As in `Table`.
 
         Raises:
-            ConfigError: A space whose values have no fixed size (`Sequence`, `Graph`, `OneOf`), or a part whose name
-                is a number or has a slash.
+            ConfigError: A `OneOf`, a `Sequence` of values of several parts or of any length, or a part whose name is a
+                number or has a slash.
             TableError: As in `Table`.
         """
         spaces = {"observation": observation_space, "action": action_space}
-        read = {part: column for name, space in spaces.items() for part, column in _space_columns(name, space)}
+        read = {part: Column(**of) for name, space in spaces.items() for part, of in columns_of_space(name, space)}
         return cls(name, {**read, "reward": "float32", **(columns or {})}, capacity, **settings)
-
-
-def _space_columns(name: str, space: Any) -> Iterator[tuple[str, object]]:
-    """A column of the space's dtype and shape, or one for each part of a space of several parts."""
-
-    def refused(reason: str) -> ConfigError:
-        return ConfigError(f'the space of "{name}" {reason}')
-
-    parts = getattr(space, "spaces", None)
-    if parts is not None and not len(parts):
-        raise refused("has no parts")
-    if isinstance(parts, Mapping):
-        for part, inner in parts.items():
-            check_part(part, f'the space of "{name}"')
-            yield from _space_columns(f"{name}/{part}", inner)
-        return
-    # A Tuple is a sequence of its parts; a OneOf is not.
-    if parts is not None and isinstance(space, Sequence):
-        for index, inner in enumerate(parts):
-            yield from _space_columns(f"{name}/{index}", inner)
-        return
-    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
-    if dtype is not None and _numpy_dtype(dtype).kind == "U":
-        # A character has up to four bytes.
-        yield name, ("uint8", 4 * (getattr(space, "max_length", None) or 64))
-    elif dtype is not None and shape is not None:
-        yield name, (dtype, shape)
-    else:
-        raise refused(
-            f"is of type {type(space).__name__}, whose values have no fixed dtype and shape: wrap the environment, so "
-            "that it returns arrays of one shape (padded, with their length)"
-        )

@@ -78,6 +78,10 @@ class ExpiredError(ReplayError):
     """The server has no state of this writer: open a new one."""
 
 
+class LeaseError(ReplayError):
+    """A batch was acknowledged a second time, or after its lease: its items are back in the table, and come again."""
+
+
 class ProtocolError(ReplayError):
     """The peer does not follow the protocol."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from innet_drl._core import Writer
 from innet_drl.errors import ConfigError, ReplayError
-from innet_drl.structures import at_index, map_leaves
+from innet_drl.structures import at_index, map_leaves, named_parts
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -80,8 +80,9 @@ class Recorder:
         self._next_step = mode == "NEXT_STEP"
         if not self._next_step and writer._final_observation != "final_observation":
             raise ConfigError(
-                "the view of the writer has no place for the last observation of an episode: use NStep or Sequences of "
-                "the column 'observation', or a vector environment of the mode NEXT_STEP, which returns it as a step"
+                "the view of the writer has no place for the last observation of an episode: use NStep, Sequences or "
+                "Trajectory of the column 'observation', or a vector environment of the mode NEXT_STEP, which returns "
+                "it as a step"
             )
         self._action_dtype = action_space.dtype
         parts = writer._parts
@@ -152,7 +153,8 @@ class Recorder:
             q: float32 `(num_envs, actions)`: Q-values of the current observation, for initial priorities.
             priority: As in `Writer.append`.
             timeout: As in `Writer.append`.
-            **columns: More columns of the table, with a leading dimension of `num_envs`.
+            **columns: More columns of the table, with a leading dimension of `num_envs`, and `version` as in
+                `Writer.append`.
 
         Raises:
             ConfigError: The environment was not reset, also after it has raised an exception, a truncated episode needs
@@ -171,7 +173,7 @@ class Recorder:
     def _take(self, action: Any, q: Any, priority: Any, columns: dict[str, Any]) -> None:
         """Steps the environment, and makes the row of the step."""
         # A copy: the environment may clip the action in place.
-        taken = _mapped(self._action_parts, action, lambda part: self._rows(np.array(part, self._action_dtype)))
+        taken = self._mapped(self._action_parts, action, lambda part: self._rows(np.array(part, self._action_dtype)))
         # None until the results are there: after an exception the environment may have stepped.
         observation, self._observation = self._observation, None
         results = self._returned("observation, reward, terminated, truncated, info", self._env.step(action))
@@ -260,6 +262,11 @@ class Recorder:
             row["final_q"] = final_q
         return row
 
+    def _ragged_rows(self, dtype: np.dtype[Any], values: Any) -> list[Any]:
+        """One part of any length: a copy of the value of each environment."""
+        rows = values if self._vector else [values]
+        return [row if row is None or isinstance(row, str) else np.array(row, dtype) for row in rows]
+
     def _rows(self, values: Any) -> NDArray[Any]:
         """One part of observations or actions with a leading dimension of environments."""
         array = np.asarray(values)
@@ -270,7 +277,21 @@ class Recorder:
 
     def _kept(self, observation: Any) -> Any:
         """A copy of observations, because the environment may reuse the arrays."""
-        return _mapped(self._observation_parts, observation, lambda part: self._rows(part).copy())
+        return self._mapped(self._observation_parts, observation, lambda part: self._rows(part).copy())
+
+    def _mapped(self, parts: Any, value: Any, function: Callable[[Any], NDArray[Any]]) -> Any:
+        """A structure of the function's results for each array. `append` refuses a value of another structure."""
+        if parts is None:
+            return function(value)
+        if isinstance(parts, np.dtype):
+            return self._ragged_rows(parts, value)
+        if isinstance(parts, dict):
+            value = named_parts(value, tuple(parts))
+        if isinstance(parts, dict) and isinstance(value, Mapping):
+            return {name: self._mapped(parts.get(name), part, function) for name, part in value.items()}
+        if isinstance(parts, tuple) and isinstance(value, (tuple, list)) and len(value) == len(parts):
+            return tuple(self._mapped(*both, function) for both in zip(parts, value, strict=True))
+        return value
 
     def flush(self, timeout: float | None = 60.0) -> None:
         """Sends the steps so far, and waits until they are in the table, as `Writer.flush`."""
@@ -304,16 +325,5 @@ class Recorder:
         return f"<Recorder of {self._env!r}, {self._writer!r}>"
 
 
-def _mapped(parts: Any, value: Any, function: Callable[[Any], NDArray[Any]]) -> Any:
-    """A structure of the results of a function for each array. `append` refuses a value of another structure."""
-    if parts is None:
-        return function(value)
-    if isinstance(parts, dict) and isinstance(value, Mapping):
-        return {name: _mapped(parts.get(name), part, function) for name, part in value.items()}
-    if isinstance(parts, tuple) and isinstance(value, (tuple, list)) and len(value) == len(parts):
-        return tuple(_mapped(*both, function) for both in zip(parts, value, strict=True))
-    return value
-
-
-def _put(index: int, array: NDArray[Any], value: Any) -> None:
+def _put(index: int, array: NDArray[Any] | list[Any], value: Any) -> None:
     array[index] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from innet_drl.errors import ConfigError
@@ -11,12 +11,29 @@ from innet_drl.errors import ConfigError
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
     """A structure of the function's results for each leaf, given with the leaves in its place in the others."""
     if isinstance(structure, dict):
-        return {
-            name: map_leaves(function, part, *[other[name] for other in others]) for name, part in structure.items()
-        }
+        named = [named_parts(other, tuple(structure)) for other in others]
+        return {name: map_leaves(function, part, *[other[name] for other in named]) for name, part in structure.items()}
     if isinstance(structure, tuple):
         return tuple(map_leaves(function, *parts) for parts in zip(structure, *others, strict=True))
     return function(structure, *others)
+
+
+def named_parts(value: Any, names: Sequence[str]) -> Any:
+    """A dictionary of the parts of a named tuple, such as a graph of Gymnasium, or of lists of those of several.
+
+    A part that is missing is `None`. Another value is returned as it is.
+    """
+    first = value
+    while isinstance(first, (list, tuple)) and first and not hasattr(first, "_fields"):
+        first = first[0]
+    if not hasattr(first, "_fields"):
+        return value
+
+    def part(of: Any, name: str) -> Any:
+        return getattr(of, name, None) if hasattr(of, "_fields") else [part(one, name) for one in of]
+
+    others = [name for name in first._fields if name not in names and getattr(first, name) is not None]
+    return {name: part(value, name) for name in (*names, *others)}
 
 
 def at_index(structure: Any, index: Any) -> Any:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from innet_drl import _core
 from innet_drl.errors import ConfigError, naming_extras
+from innet_drl.ragged import Ragged, _of_memory
 from innet_drl.structures import at_index, map_leaves
 
 with naming_extras():
@@ -89,13 +90,14 @@ class TorchBatch:
     `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_items")
+    __slots__ = ("__weakref__", "_arrays", "_items", "_lease")
 
     ids: NDArray[np.uint64]
 
-    def __init__(self, items: int, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, items: int, arrays: Mapping[str, Any], lease: _core._Lease | None = None) -> None:
         self._items = items
         self._arrays = arrays
+        self._lease = lease
 
     def __getattr__(self, name: str) -> Any:
         """The tensor of this name, or a dictionary or tuple of them."""
@@ -121,6 +123,15 @@ class TorchBatch:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
+
+    def acknowledge(self, timeout: float | None = 60.0) -> None:
+        """As `Batch.acknowledge`."""
+        if self._lease is None:
+            raise ConfigError(
+                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and "
+                "no copies"
+            )
+        self._lease._acknowledge(timeout)
 
     def keys(self) -> KeysView[str]:
         """Names of the arrays, so that `**batch` passes them."""
@@ -148,14 +159,19 @@ class TorchBatch:
 
     def __getstate__(self) -> tuple[int, dict[str, Any]]:
         # torch pickles no tensors of uint16 to uint64, such as `ages`.
-        return self._items, map_leaves(lambda array: torch.as_tensor(array).cpu().numpy(), dict(self._arrays))
+        return self._items, _map_arrays(lambda array: torch.as_tensor(array).cpu().numpy(), dict(self._arrays))
 
     def __setstate__(self, state: tuple[int, dict[str, Any]]) -> None:
-        self._items, arrays = state
-        self._arrays = {**map_leaves(torch.from_numpy, arrays), "ids": arrays["ids"]}
+        (self._items, arrays), self._lease = state, None
+        self._arrays = {**_map_arrays(torch.from_numpy, arrays), "ids": arrays["ids"]}
 
     def __repr__(self) -> str:
         return f"<TorchBatch of {self._items} items: {', '.join(self._arrays)}>"
+
+
+def _map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
+    """A structure of the function's results for each array, also of those of a `Ragged`."""
+    return map_leaves(lambda leaf: leaf._map(function) if isinstance(leaf, Ragged) else function(leaf), structure)
 
 
 class TorchBatches:
@@ -201,7 +217,7 @@ class TorchBatches:
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, copied at once. The call waits for the copy."""
     if device == _CPU or device.type == "cpu":
-        return TorchBatch(len(batch), batch._wrapped(torch.from_numpy))
+        return TorchBatch(len(batch), batch._wrapped(torch.from_numpy), batch._lease)
     flat, layout = batch._memory()
     return _tensors(batch, tensor_on(flat, device), layout)
 
@@ -209,12 +225,19 @@ def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
 def _tensors(batch: _core.Batch, flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> TorchBatch:
     """A batch of views of its copied memory (`Batch._memory`); ids stay a NumPy array."""
     tensors: dict[str, Any] = {"ids": batch.ids}
-    for name, dtype, shape, strides, offset, _ in layout:
+
+    def tensor(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+        elements = (flat.numel() - offset) // dtype.itemsize
+        piece = flat[offset : offset + elements * dtype.itemsize]
+        return piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
+
+    for name, dtype, shape, strides, offset, _, levels, step in layout:
         if name != "ids":
-            elements = (flat.numel() - offset) // dtype.itemsize
-            piece = flat[offset : offset + elements * dtype.itemsize]
-            tensors[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
-    return TorchBatch(len(batch), batch._nested(tensors))
+            tensors[name] = tensor(dtype, shape, strides, offset)
+            if levels:
+                offsets = [tensor(np.dtype(np.int64), *level) for level in levels]
+                tensors[name] = _of_memory(tensors[name], offsets, step)
+    return TorchBatch(len(batch), batch._nested(tensors), batch._lease)
 
 
 class _Upload:

@@ -161,6 +161,32 @@ def test_a_queue_trains_on_policy_and_holds_no_sequence_twice() -> None:
     assert all(int(waiting) < 32 for waiting in re.findall(r"(\d+) sequences wait", output))
 
 
+@pytest.mark.timeout(300)
+def test_a_language_model_learns_while_its_processes_are_killed() -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "grpo.py"), "--seconds", "40"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as example:
+        assert example.stdout is not None
+        printed: list[str] = []
+        kills = ["run_rollouts", "learn", "run_rollouts"]
+        for line in example.stdout:
+            printed.append(line)
+            if line.startswith("version") and kills:
+                name = kills.pop()
+                # The newest of this role.
+                process = [int(each.split()[-1]) for each in printed if each.startswith(f"{name} is process")][-1]
+                os.kill(process, signal.SIGKILL)
+        assert example.wait() == 0
+    assert not kills
+    assert len([line for line in printed if " is process " in line]) == 3 + 3
+    right = [int(percent) for percent in re.findall(r": (\d+)% right", "".join(printed))]
+    assert right[-1] > right[0]
+    written, _, expired, waiting = map(int, re.findall(r"items (\d+)", printed[-1]))
+    # Each version is learned from eight groups. None is lost: what a killed learner has not acknowledged goes to the
+    # next one, which learns from one batch again at most.
+    learned = 8 * (int(re.findall(r"version (\d+):", "".join(printed))[-1]) - 1)
+    assert learned - 8 <= written - expired - waiting <= learned
+
+
 def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp_path: Path) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text()
     (program,) = [code for code in re.findall(r"(?ms)^```python\n(.*?)^```$", readme) if "innet.Memory(" in code]

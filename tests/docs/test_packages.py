@@ -42,8 +42,11 @@ CLIENT = {
     "errors",
     "gradients",
     "index_priorities",
+    "ragged",
+    "reading",
     "recorder",
     "signals",
+    "spaces",
     "structures",
     "torch_batches",
 }
@@ -53,11 +56,13 @@ THIRD_PARTY = {
     "_core": {"numpy", "torch", "typing_extensions"},
     "definitions": {"numpy"},
     "index_priorities": {"numpy"},
+    "ragged": {"numpy", "torch"},
+    "reading": {"numpy"},
     "recorder": {"numpy"},
     "torch_batches": {"numpy", "torch"},
 }
-"""Distributions that files of the client import: `_core` is a stub, read by type checkers alone, and `torch_batches`
-is imported for `Replay.batches(device=...)`."""
+"""Distributions that files of the client import: `_core` is a stub, read by type checkers alone, `torch_batches`
+is imported for `Replay.batches(device=...)`, and `ragged` imports torch for `Ragged.torch`."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
@@ -177,7 +182,8 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     assert set(packages.split()) <= {"innet_drl", "numpy"}
     assert modules.split() == [
         "innet_drl._core",
-        *(f"innet_drl.{name}" for name in ("definitions", "errors", "recorder", "structures")),
+        *(f"innet_drl.{name}" for name in ("definitions", "errors", "ragged", "reading", "recorder", "spaces")),
+        "innet_drl.structures",
     ]
 
 
@@ -207,7 +213,10 @@ def test_help_and_version_load_little_more_than_numpy() -> None:
             "innet_drl.cli",
             "innet_drl.definitions",
             "innet_drl.errors",
+            "innet_drl.ragged",
+            "innet_drl.reading",
             "innet_drl.recorder",
+            "innet_drl.spaces",
             "innet_drl.structures",
         }
         assert len(added) < 20, sorted(added)

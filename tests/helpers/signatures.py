@@ -86,7 +86,8 @@ def kinds(annotation: ast.expr | None) -> list[str]:
 def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]:
     """A call of every function of `numbers`, in a replay of `make_replay`."""
     recorded_table = innet.Table.from_spaces("recorded", Space(), Space(), 100, view=innet.NStep())
-    replay = make_replay([table(), table("dropped"), recorded_table])
+    queue = innet.Table.queue("queue", table().columns, 1000, view=VIEW)
+    replay = make_replay([table(), table("dropped"), recorded_table, queue])
     fill(replay, 50)
     memory = innet.Memory()
     with (
@@ -137,6 +138,12 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             with replay.batches("t", view=VIEW, **arguments) as iterator:
                 next(iterator)
 
+        def acknowledged(**arguments: Any) -> None:
+            with replay.writer("queue", 1) as queued, replay.batches("queue", 1, acknowledge=True) as iterator:
+                queued.append(**row)
+                queued.flush()
+                next(iterator).acknowledge(**arguments)
+
         row = step(0) | {"terminated": np.ones(1, bool)}
         yield {
             "Column": Call(shape, {"shape": 1}),
@@ -147,6 +154,7 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             ),
             "NStep": Call(innet.NStep, {}),
             "Sequences": Call(innet.Sequences, {"length": 2}),
+            "Trajectory": Call(innet.Trajectory, {}),
             "Window": Call(innet.Window, {"before": 0, "after": 0}),
             "SumTree": Call(innet.SumTree, {"capacity": 4}),
             "SumTree.sample": Call(set_tree().sample, {"batch_size": 1}),
@@ -168,6 +176,7 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             "Replay.drop_table": Call(drop(replay), {}),
             "Replay.writer": Call(replay.writer, {"table": "t", "num_envs": 1, "view": VIEW}),
             "Replay.sample": Call(replay.sample, {"table": "t", "batch_size": 1, "view": VIEW}),
+            "Batch.acknowledge": Call(acknowledged, {}),
             "Replay.batches": Call(batches, {"batch_size": 1}),
             "Replay.update_priorities": Call(replay.update_priorities, {"table": "t", "ids": [], "priorities": []}),
             "Replay.put_parameters": Call(replay.put_parameters, {"name": "p", "tensors": {}}),

@@ -146,7 +146,7 @@ def test_a_report_that_cannot_be_read_is_left_out(address: str, caplog: pytest.L
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         with replay.writer("run" + REPORTS, 1, ROW, chunk_steps=1) as writer:
             for text in (b"nonsense", b"[1]", b'{"games": [[1]]}', b'{"games": [], "actor": 1}'):
-                row = np.frombuffer(text.ljust(reports_table("run").columns["report"].shape[0]), np.uint8)[None]
+                row = np.frombuffer(text.ljust(reports_table("run").columns["report"].shape[0] or 0), np.uint8)[None]
                 writer.append(report=row, actor=ACTOR, terminated=[True], truncated=[False])
         assert run.reports() == []
     assert caplog.text.count("cannot be read") == 4

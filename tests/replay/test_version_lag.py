@@ -232,7 +232,7 @@ def test_steps_are_older_than_the_bound_by_what_is_published_during_their_chunk(
             newest += published
             if random.random() < 0.1:
                 made_with = fetch()
-            step_made = {"step": np.array([number]), "version": np.array([made_with])}
+            step_made: dict[str, Any] = {"step": np.array([number]), "version": np.array([made_with])}
             full = number % chunk_steps == chunk_steps - 1
             try:
                 writer.append(**step_made, terminated=[False], truncated=[False], timeout=None)

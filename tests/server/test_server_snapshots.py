@@ -481,10 +481,10 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path: Path
 
         newest = folder / "0000000005.snapshot"
         whole = newest.read_bytes()
-        newest.write_bytes(whole[:8] + b"\3\0\xfc\xff" + whole[12:])
+        newest.write_bytes(whole[:8] + b"\4\0\xfb\xff" + whole[12:])
         server.kill()
         text = refusal(tmp_path, f"--snapshot={folder}")
-        assert "it has format 3, and this release reads format 2" in text
+        assert "it has format 4, and this release reads formats 2 to 3" in text
         assert "start the release that has saved it, or move that file out of" in text
         assert len(snapshots(folder)) == 2
 

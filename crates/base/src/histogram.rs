@@ -55,6 +55,21 @@ impl Histogram {
         range.min(self.counts.len() - 1)
     }
 
+    /// The counts of the ranges and the sum, for a snapshot; empty without a value.
+    pub fn saved(&self) -> Vec<u64> {
+        let numbers: Vec<u64> = self.numbers().map(|number| number.load(Ordering::Relaxed)).collect();
+        if numbers.iter().all(|&number| number == 0) { Vec::new() } else { numbers }
+    }
+
+    /// Goes on from [`Self::saved`] of an equal histogram.
+    pub fn go_on_from(&self, saved: &[u64]) {
+        self.numbers().zip(saved).for_each(|(number, &saved)| number.store(saved, Ordering::Relaxed));
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.counts.iter().chain([&self.sum])
+    }
+
     /// `count`, `sum` and `buckets`: for each range its upper bound, null for the last one, and its count. Sum and bounds are
     /// multiplied by `unit`.
     pub fn stats(&self, unit: f64) -> Value {
@@ -96,5 +111,9 @@ mod tests {
             "buckets": [[1.0, 3], [2.0, 2], [4.0, 1], [null, 2]],
         });
         assert_eq!(histogram.stats(0.5), expected);
+        let again = Histogram::new(1, 3);
+        assert!(again.saved().is_empty());
+        again.go_on_from(&histogram.saved());
+        assert_eq!(again.stats(0.5), expected);
     }
 }

@@ -47,8 +47,8 @@ use base::system::random_number;
 use base::wait::{Wait, lock};
 use replay_core::replay::check_update;
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
-    UpdateChannel, UpdateReceipt, WriterId,
+    ChangeLease, Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
+    Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_link::Commands;
@@ -236,6 +236,10 @@ impl Replay<Error> for Client {
         check_update(table, ids, priorities)?;
         let update = || UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
         Ok(self.ask(wait, Some(table), |_| RequestBody::UpdatePriorities(update()))?.0)
+    }
+
+    fn change_lease(&self, table: &str, change: ChangeLease, wait: &Wait<'_>) -> Result<()> {
+        self.call(wait, Some(table), RequestBody::ChangeLease(change))
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {

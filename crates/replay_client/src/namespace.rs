@@ -12,6 +12,7 @@ use std::str::FromStr;
 use serde_json::{Map, Value};
 
 use replay_core::error::WaitReason;
+use replay_core::schema::TableConfig;
 use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, ReplyBody};
 
@@ -104,6 +105,12 @@ impl Namespace {
             }
             None => false,
         };
+        let table_inside = |table: &mut TableConfig| {
+            if let Some(parameters) = &mut table.parameters {
+                inside(parameters);
+            }
+            inside(&mut table.name)
+        };
         match reply {
             ReplyBody::Error { code, message, waited_for } => {
                 *message = match code {
@@ -115,14 +122,14 @@ impl Namespace {
                 }
             }
             ReplyBody::Waiting(reason) => *reason = self.reason(reason),
-            ReplyBody::Table(config) => {
-                inside(&mut config.name);
+            ReplyBody::Table(table) => {
+                table_inside(table);
             }
             ReplyBody::Corrupt(Some(writer)) => {
                 inside(writer);
             }
             ReplyBody::Listing(listing) => {
-                listing.tables.retain_mut(|table| inside(&mut table.name));
+                listing.tables.retain_mut(table_inside);
                 listing.parameters.retain_mut(|listed| inside(&mut listed.name));
             }
             // Without names, or with those that `stats` shortens.

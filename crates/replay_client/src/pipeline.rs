@@ -139,7 +139,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     pub fn send(&mut self, deadline_ms: u32, table: Option<&str>, mut body: RequestBody) -> Result<u64> {
         let id = self.last_id + 1;
         if let Some(namespace) = &self.namespace {
-            body.named().into_iter().for_each(|name| *name = namespace.full(name));
+            body.named().for_each(|name| *name = namespace.full(name));
         }
         let mut request = Request::new(id, deadline_ms, body);
         if let Some(table) = table {

@@ -220,7 +220,7 @@ impl Channel for Pushes {
 /// Upper bound of a push's frame in bytes.
 fn frame_bytes(body: &PushBody) -> usize {
     const FIXED: usize = 256;
-    const CHUNK: usize = 24;
+    const CHUNK: usize = 32;
     const ITEM: usize = 24;
     FIXED + CHUNK * body.chunks.len() + ITEM * body.items.len() + body.payload.len()
 }

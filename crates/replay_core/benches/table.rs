@@ -28,6 +28,7 @@ fn config() -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig::new(
         "t",
@@ -57,7 +58,7 @@ fn push(sequence: u64, payload: &Bytes) -> Push {
         body: PushBody {
             items: items.collect(),
             payload: Bytes::copy_from_slice(payload),
-            chunks: vec![ChunkHead { stream: 0, rows: CHUNK, first_step, bytes: payload.len() as u32 }],
+            chunks: vec![ChunkHead { stream: 0, rows: CHUNK, first_step, bytes: payload.len() as u32, version: 0 }],
         },
     }
 }

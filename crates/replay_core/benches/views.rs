@@ -127,7 +127,7 @@ fn append_1024(bencher: Bencher, codec: Codec) {
 fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
     let mut observation = Column::new("observation", Dtype::Float32, vec![floats]);
     observation.finite = checked;
-    let columns = vec![observation, Column::scalar("reward", Dtype::Float32)];
+    let columns = vec![observation, Column::new("reward", Dtype::Float32, vec![])];
     let config = TableConfig::new("floats", columns, 1 << 12);
     let memory = Memory::new(MemoryLimits::default());
     memory.create_table(&config).expect("a valid table");

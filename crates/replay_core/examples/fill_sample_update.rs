@@ -9,7 +9,7 @@ use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 use replay_core::{Replay, Result, TableConfig, replay::SampleRequest};
 
 pub(crate) fn main() -> Result<()> {
-    let columns = vec![Column::scalar("observation", Dtype::Int32)];
+    let columns = vec![Column::new("observation", Dtype::Int32, vec![])];
     let memory = Memory::new(MemoryLimits::default());
     let (memory, wait): (&dyn Replay, _) = (&*memory, Wait::forever());
     memory.create_table(&TableConfig::new("steps", columns, 1000), &wait)?;

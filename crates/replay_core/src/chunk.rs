@@ -5,6 +5,7 @@
 //! flags          1 byte
 //! raw columns    in the table's order, each value as it is
 //! blob lengths   4 bytes for each other column, in the table's order
+//! counts         4 bytes for each ragged column, in the table's order: its elements
 //! ```
 //!
 //! After [`PackedRows::check`] every offset that the memory computes lies inside the
@@ -16,7 +17,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::processor::prefetch;
-use crate::schema::{Column, TableConfig, flags};
+use crate::schema::{Codec, Column, TableConfig, flags};
 
 /// The flags that a row of a chunk may have.
 const CHUNK_FLAGS: u8 = flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL | flags::DIFFERENCE;
@@ -45,7 +46,8 @@ impl PackedRows {
     ///
     /// # Errors
     /// [`Error::Schema`] when there is no row, a flag is unknown, a difference has no key row, a blob is longer than
-    /// its column, a blob other than a difference is empty, or the length does not match rows and blobs.
+    /// its column, a blob other than a difference is empty, a ragged value has more elements than its column, or than its blob can
+    /// have, or the length does not match rows and blobs.
     pub fn check(layout: &RowLayout, rows: u32, bytes: Bytes) -> Result<PackedRows> {
         let refuse = |reason| Err(Error::schema(&layout.table, reason));
         if rows == 0 {
@@ -66,6 +68,7 @@ impl PackedRows {
         // In 64 bits: 2^32 lengths of 2^32 bytes cannot overflow it.
         let mut end = blobs_offset as u64;
         let mut key = 0;
+        let has_counts = !layout.ragged_columns.is_empty();
         for (index, row) in (0..).zip(bytes[..blobs_offset].chunks_exact(row_bytes)) {
             let row_flags = row[FLAGS_OFFSET];
             if row_flags & !CHUNK_FLAGS != 0 {
@@ -89,8 +92,8 @@ impl PackedRows {
                         layout.columns[column].column.name
                     ));
                 }
-                let least = usize::from(!length.is_difference());
-                let most = layout.columns[column].bytes;
+                let ColumnLayout { least_blob, most_blob: most, .. } = layout.columns[column];
+                let least = if length.is_difference() { 0 } else { least_blob };
                 if !(least..=most).contains(&length.bytes()) {
                     return refuse(format!(
                         "step {index} has {} bytes for column {:?}; packed it takes {least} to {most}",
@@ -99,6 +102,9 @@ impl PackedRows {
                     ));
                 }
                 end += length.bytes() as u64;
+            }
+            if has_counts && let Err(reason) = layout.check_counts(row) {
+                return refuse(format!("step {index} {reason}"));
             }
         }
         if end != u64::from(total) {
@@ -168,18 +174,29 @@ pub struct RowLayout {
     pub columns: Box<[ColumnLayout]>,
     /// Indexes of the columns whose values are blobs, in the order of their lengths.
     pub blob_columns: Box<[usize]>,
+    /// Indexes of the columns whose values have any length, in the order of their counts.
+    pub ragged_columns: Box<[usize]>,
     /// Bytes of one row, without its blobs.
     pub row_bytes: usize,
-    /// Offset of the blob lengths, which end the row.
+    /// Offset of the blob lengths.
     lengths_offset: usize,
+    /// Offset of the counts, which end the row.
+    counts_offset: usize,
+    /// Bytes of the values of fixed size, unpacked.
+    fixed_bytes: usize,
 }
 
 /// One column of a table, and its part of a row.
 #[derive(Debug, Clone)]
 pub struct ColumnLayout {
     pub column: Column,
-    /// Bytes of one value, unpacked.
+    /// Bytes of one value, unpacked; 0 where the column is ragged.
     pub bytes: usize,
+    /// Bytes of one element of a ragged value; of a whole value where the column is not ragged.
+    pub element_bytes: usize,
+    /// Bytes of the smallest blob that is no difference.
+    least_blob: usize,
+    most_blob: usize,
     pub location: ValueLocation,
 }
 
@@ -197,32 +214,86 @@ pub struct BlobLength(u32);
 
 impl RowLayout {
     pub fn of(config: &TableConfig) -> Self {
-        let mut blob_columns = Vec::new();
-        let mut lengths_offset = FLAGS_OFFSET + 1;
+        let (mut blob_columns, mut ragged_columns) = (Vec::new(), Vec::new());
+        let (mut lengths_offset, mut fixed_bytes) = (FLAGS_OFFSET + 1, 0);
         let columns = config.columns.iter().enumerate().map(|(index, column)| {
-            let bytes = column.bytes();
-            let location = if column.codec.makes_blobs() {
+            let bytes = column.fixed_bytes();
+            fixed_bytes += bytes;
+            if column.is_ragged() {
+                ragged_columns.push(index);
+            }
+            let location = if column.makes_blobs() {
                 blob_columns.push(index);
                 ValueLocation::Blob(blob_columns.len() - 1)
             } else {
                 lengths_offset += bytes;
                 ValueLocation::Row(lengths_offset - bytes)
             };
-            ColumnLayout { column: column.clone(), bytes, location }
+            let (least_blob, most_blob) = (usize::from(!column.is_ragged()), column.bytes());
+            let element_bytes = column.element_bytes();
+            ColumnLayout { column: column.clone(), bytes, element_bytes, least_blob, most_blob, location }
         });
         RowLayout {
             table: config.name.clone(),
             columns: columns.collect(),
             row_bytes: config.row_bytes(),
             lengths_offset,
+            counts_offset: lengths_offset + blob_columns.len() * BlobLength::BYTES,
+            fixed_bytes,
             blob_columns: blob_columns.into(),
+            ragged_columns: ragged_columns.into(),
         }
     }
 
     /// The lengths of a row's blobs, in the order of the blobs.
     pub fn blob_lengths(&self, row: &[u8]) -> impl Iterator<Item = BlobLength> {
-        let (lengths, _) = row[self.lengths_offset..].as_chunks();
+        let (lengths, _) = row[self.lengths_offset..self.counts_offset].as_chunks();
         lengths.iter().map(|&bytes| BlobLength::from_le_bytes(bytes))
+    }
+
+    /// Indexes of the columns whose values have one size.
+    pub fn fixed_columns(&self) -> impl Iterator<Item = usize> {
+        (0..self.columns.len()).filter(|&column| self.columns[column].bytes > 0)
+    }
+
+    /// The ragged columns, each with the number of elements in a row.
+    pub fn counts(&self, row: &[u8]) -> impl Iterator<Item = (usize, usize)> {
+        let (counts, _) = row[self.counts_offset..].as_chunks();
+        self.ragged_columns.iter().copied().zip(counts.iter().map(|&count| u32::from_le_bytes(count) as usize))
+    }
+
+    /// Bytes of a checked row, unpacked.
+    pub fn unpacked_bytes(&self, row: &[u8]) -> usize {
+        let ragged = self.counts(row).map(|(column, count)| count * self.columns[column].element_bytes);
+        self.fixed_bytes + ragged.sum::<usize>()
+    }
+
+    /// Checks the counts of a row by its blob lengths, so that what is allocated by them is bounded. The error is the reason.
+    pub fn check_counts(&self, row: &[u8]) -> std::result::Result<(), String> {
+        let mut total = self.fixed_bytes;
+        for (index, count) in self.counts(row) {
+            let ColumnLayout { column, element_bytes, location, .. } = &self.columns[index];
+            let refuse = |reason: String| Err(format!("has {count} elements of column {:?}, {reason}", column.name));
+            let most = column.most_elements();
+            if count > most {
+                return refuse(format!("which has at most {most}"));
+            }
+            let ValueLocation::Blob(number) = *location else { continue };
+            let length = self.blob_lengths(row).nth(number).unwrap_or(BlobLength::of_value(0));
+            let bytes = count * element_bytes;
+            let fits = match column.codec {
+                Codec::None => length.bytes() == bytes,
+                _ => length.bytes() <= bytes && (length.bytes() == 0) == (bytes == 0),
+            };
+            if length.is_difference() || !fits {
+                return refuse(format!("and {} bytes of them instead of {bytes}", length.bytes()));
+            }
+            total += bytes;
+        }
+        if total as u64 > TableConfig::MAX_STEP_BYTES {
+            return Err(format!("has {total} bytes unpacked; the limit is {}", TableConfig::MAX_STEP_BYTES));
+        }
+        Ok(())
     }
 }
 
@@ -262,8 +333,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::schema::Dtype;
     use crate::schema::flags::DIFFERENCE;
-    use crate::schema::{Codec, Column, Dtype, TableConfig};
 
     /// The length of a difference, as a row has it.
     fn difference(bytes: usize) -> u32 {
@@ -277,6 +348,7 @@ mod tests {
             shape: shape.into(),
             codec,
             finite: true,
+            max_length: 0,
         };
         TableConfig::new(
             "t",
@@ -361,7 +433,72 @@ mod tests {
         assert!(check(1, chunk(&[row(0, [5, 1])], 7)).contains("take 17 bytes"));
     }
 
+    /// A raw ragged column of at most 5 elements of 2 bytes, and a packed one of 1 byte.
+    fn ragged() -> RowLayout {
+        let column =
+            |name: &str, dtype, codec, max_length| Column { codec, max_length, ..Column::new(name, dtype, vec![0]) };
+        let columns = vec![column("raw", Dtype::Int16, Codec::None, 5), column("packed", Dtype::Uint8, Codec::Lz4, 0)];
+        RowLayout::of(&TableConfig::new("t", columns, 100))
+    }
+
+    /// Flags, blob lengths, counts.
+    fn ragged_row(flag: u8, lengths: [u32; 2], counts: [u32; 2]) -> Vec<u8> {
+        let numbers = lengths.into_iter().chain(counts);
+        [flag].into_iter().chain(numbers.flat_map(u32::to_le_bytes)).collect()
+    }
+
+    #[test]
+    fn counts_fit_their_blobs() {
+        let layout = ragged();
+        assert_eq!(layout.row_bytes, 17);
+        let good = [ragged_row(0, [6, 2], [3, 9]), ragged_row(0, [0, 0], [0, 0]), ragged_row(0, [10, 4], [5, 4])];
+        let packed = PackedRows::check(&layout, 3, chunk(&good, 22)).unwrap();
+        let counts: Vec<_> = layout.counts(packed.row_slice(0..1)).collect();
+        assert_eq!(counts, [(0, 3), (1, 9)]);
+        assert_eq!(layout.unpacked_bytes(packed.row_slice(0..1)), 15);
+        let check = |flag, lengths: [u32; 2], counts| {
+            let blobs = lengths.map(|length| BlobLength(length).bytes()).iter().sum();
+            let key = ragged_row(0, [0, 0], [0, 0]);
+            reason(PackedRows::check(&layout, 2, chunk(&[key, ragged_row(flag, lengths, counts)], blobs)))
+        };
+        assert!(check(0, [10, 0], [6, 0]).contains("at most 5"));
+        assert!(check(0, [12, 0], [6, 0]).contains("column \"raw\""));
+        assert!(check(0, [4, 0], [3, 0]).contains("4 bytes of them instead of 6"));
+        assert!(check(0, [0, 3], [0, 2]).contains("column \"packed\""));
+        assert!(check(0, [0, 0], [0, 2]).contains("0 bytes of them instead of 2"));
+        assert!(check(0, [0, 1], [0, 0]).contains("instead of 0"));
+        assert!(check(0, [0, 9], [0, u32::MAX]).contains("4294967295 elements"));
+        assert!(check(DIFFERENCE, [0, difference(1)], [0, 2]).contains("column \"packed\""));
+    }
+
+    #[test]
+    fn a_row_has_the_bytes_of_a_step() {
+        let columns = ["a", "b"].map(|name| Column { codec: Codec::Lz4, ..Column::new(name, Dtype::Uint8, vec![0]) });
+        let layout = RowLayout::of(&TableConfig::new("t", columns.into(), 100));
+        let most = TableConfig::MAX_STEP_BYTES as u32;
+        let check = |counts| PackedRows::check(&layout, 1, chunk(&[ragged_row(0, [1, 1], counts)], 2));
+        assert!(check([most - 9, 9]).is_ok());
+        assert!(reason(check([most - 9, 10])).contains("the limit is"));
+    }
+
     proptest! {
+        #[test]
+        fn whatever_passes_has_counts_within_their_columns(
+            rows in 0u32..4,
+            bytes in proptest::collection::vec(prop_oneof![4 => 0u8..3, 1 => Just(DIFFERENCE), 1 => any::<u8>()], 0..90),
+        ) {
+            let layout = ragged();
+            if let Ok(packed) = PackedRows::check(&layout, rows, bytes.clone().into()) {
+                for row in 0..rows {
+                    let fields = packed.row_slice(row..row + 1);
+                    let counts: Vec<_> = layout.counts(fields).map(|(_, count)| count).collect();
+                    let lengths: Vec<_> = layout.blob_lengths(fields).map(BlobLength::bytes).collect();
+                    prop_assert!(counts[0] <= 5 && lengths[0] == 2 * counts[0]);
+                    prop_assert!(lengths[1] <= counts[1] && (lengths[1] == 0) == (counts[1] == 0));
+                }
+            }
+        }
+
         #[test]
         fn whatever_passes_has_its_offsets_inside(
             rows in 0u32..6,

@@ -13,42 +13,16 @@
 //! Windows never cross a gap in a stream, the first row of an observation stack (backwards), or the observation after the end
 //! of an episode or life (forwards).
 
+mod birth_priority;
+
 use std::collections::VecDeque;
 
 use crate::replay::NewItem;
 use crate::schema::flags;
 use crate::view_spec::ViewSpec;
+use birth_priority::Estimates;
 
-/// Weight of the largest TD error of a sequence against the mean (R2D2: Kapturowski et al., 2019, section 2.3).
-const LARGEST_ERROR_WEIGHT: f64 = 0.9;
-
-/// The actor's reward and Q-values for a row, from which priorities at birth are computed.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Estimate {
-    /// r_{t+1}.
-    pub reward: f64,
-    /// Q-value of the action taken.
-    pub taken: Option<f32>,
-    /// Largest Q-value of the observation.
-    pub greedy: Option<f32>,
-    /// Priority given for the item anchored here; it overrides the one from Q-values.
-    pub priority: Option<f32>,
-}
-
-/// The priority of a new item that is given none.
-#[derive(Debug, Clone, Copy)]
-enum BirthPriority {
-    /// The n-step TD error.
-    NStep {
-        gamma: f64,
-    },
-    /// A mix of the largest and the mean one-step TD error after the burn-in.
-    Sequence {
-        gamma: f64,
-        burn_in: usize,
-    },
-    Default,
-}
+pub use birth_priority::Estimate;
 
 /// Numbers of windows that never became items.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,6 +31,8 @@ pub struct DroppedWindows {
     pub by_reset: u64,
     /// Of the shortest length: the observation after their truncated step did not come.
     pub without_final_row: u64,
+    /// Trajectories that the writer left unfinished when it closed.
+    pub unfinished: u64,
     /// Too short to be an item: the episode or life ended within the burn-in.
     pub within_burn_in: u64,
 }
@@ -65,12 +41,13 @@ impl DroppedWindows {
     pub(crate) fn add(&mut self, others: &Self) {
         self.by_reset += others.by_reset;
         self.without_final_row += others.without_final_row;
+        self.unfinished += others.unfinished;
         self.within_burn_in += others.within_burn_in;
     }
 
     /// All but those that the view leaves out.
     pub fn by_mistake(&self) -> u64 {
-        self.by_reset + self.without_final_row
+        self.by_reset + self.without_final_row + self.unfinished
     }
 }
 
@@ -95,7 +72,8 @@ pub struct EpisodeWindows {
     period: u64,
     /// Least steps of a window that an episode's end cuts short.
     shortest: u64,
-    birth: BirthPriority,
+    /// Every step belongs to an item: those of an episode without an end are counted.
+    whole: bool,
     last: LastRow,
     pub next_step: u64,
     /// First row of the current observation stack.
@@ -104,22 +82,18 @@ pub struct EpisodeWindows {
     life_start: u64,
     /// Anchors of open windows, oldest first.
     open: VecDeque<u64>,
-    /// Estimates of the newest rows, up to row `next_step - 1`: enough for the oldest open window.
-    estimates: VecDeque<Estimate>,
+    estimates: Estimates,
     pub dropped: DroppedWindows,
 }
 
 impl EpisodeWindows {
     /// An empty set of windows of `view` on stream `stream`.
     pub fn new(stream: u32, view: &ViewSpec) -> Self {
-        let (period, shortest, birth) = match view {
-            ViewSpec::NStep(view) => (1, 1, BirthPriority::NStep { gamma: view.gamma }),
-            ViewSpec::Sequences(view) => (
-                u64::from(view.period),
-                u64::from(view.burn_in) + 1,
-                BirthPriority::Sequence { gamma: view.gamma, burn_in: usize::from(view.burn_in) },
-            ),
-            ViewSpec::Window(_) => (1, 0, BirthPriority::Default),
+        let (period, shortest) = match view {
+            ViewSpec::NStep(_) => (1, 1),
+            ViewSpec::Sequences(view) => (u64::from(view.period), u64::from(view.burn_in) + 1),
+            ViewSpec::Window(_) => (1, 0),
+            ViewSpec::Trajectory(view) => (u64::from(view.max_steps), 0),
         };
         EpisodeWindows {
             stream,
@@ -127,13 +101,13 @@ impl EpisodeWindows {
             reach: u64::from(view.after()),
             period,
             shortest,
-            birth,
+            whole: matches!(view, ViewSpec::Trajectory(_)),
             last: LastRow::None,
             next_step: 0,
             stack_start: 0,
             life_start: 0,
             open: VecDeque::new(),
-            estimates: VecDeque::new(),
+            estimates: Estimates::new(view),
             dropped: DroppedWindows::default(),
         }
     }
@@ -162,7 +136,7 @@ impl EpisodeWindows {
         }
         let row = self.next_step;
         self.next_step += 1;
-        self.remember(estimate);
+        self.estimates.push(estimate);
         if self.last == LastRow::Truncated {
             self.complete_all(row, false, items);
         }
@@ -180,7 +154,8 @@ impl EpisodeWindows {
             self.life_start = row;
         }
 
-        if (row - self.life_start).is_multiple_of(self.period) {
+        let opens = (row - self.life_start).is_multiple_of(self.period);
+        if opens {
             self.open.push_back(row);
         }
         if let Some(&anchor) = self.open.front()
@@ -189,6 +164,7 @@ impl EpisodeWindows {
             self.open.pop_front();
             self.complete(anchor, row, false, items);
         }
+        self.estimates.count_step(estimate, opens);
         self.last = if row_flags & flags::TERMINATED != 0 {
             self.complete_all(row, true, items);
             LastRow::Terminated
@@ -207,6 +183,14 @@ impl EpisodeWindows {
             self.open.retain(|anchor| last - anchor + 1 != self.shortest);
             self.dropped.without_final_row += (open - self.open.len()) as u64;
             self.complete_all(last, false, items);
+        }
+    }
+
+    /// Counts the trajectory that the stream leaves unfinished.
+    pub fn leave(&mut self) {
+        if self.whole {
+            self.dropped.unfinished += self.open.len() as u64;
+            self.open.clear();
         }
     }
 
@@ -236,55 +220,8 @@ impl EpisodeWindows {
             stream: self.stream,
             before: (anchor - self.stack_start).min(self.before) as u16,
             after: after as u16,
-            priority: self.priority(after as usize, steps as usize, terminated),
+            priority: self.estimates.priority(after as usize, steps as usize, terminated),
         });
-    }
-
-    fn remember(&mut self, estimate: Estimate) {
-        if self.estimates.len() as u64 > self.reach {
-            self.estimates.pop_front();
-        }
-        self.estimates.push_back(estimate);
-    }
-
-    /// The priority of a window that ends with the newest row.
-    fn priority(&self, after: usize, steps: usize, terminated: bool) -> Option<f32> {
-        let anchor = self.estimates.len() - 1 - after;
-        if let Some(given) = self.estimates[anchor].priority {
-            return Some(given);
-        }
-        let error = match self.birth {
-            BirthPriority::NStep { gamma } => self.td_error(anchor, steps, gamma, terminated)?,
-            BirthPriority::Sequence { gamma, burn_in } => {
-                let (mut largest, mut sum) = (0.0, 0.0);
-                for step in burn_in..steps {
-                    let last = terminated && step + 1 == steps;
-                    let error = self.td_error(anchor + step, 1, gamma, last)?;
-                    largest = error.max(largest);
-                    sum += error;
-                }
-                let mean = sum / (steps - burn_in) as f64;
-                LARGEST_ERROR_WEIGHT * largest + (1.0 - LARGEST_ERROR_WEIGHT) * mean
-            }
-            BirthPriority::Default => return None,
-        };
-        Some(error.min(f64::from(f32::MAX)) as f32)
-    }
-
-    /// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)| over
-    /// k = `steps` rows from the estimate at index `first` on, without the bootstrap where the last step terminates.
-    /// It equals a double-Q learner's whose online and target networks are the actor's. `None` where a Q-value is
-    /// missing.
-    fn td_error(&self, first: usize, steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
-        let (mut target, mut discount) = (0.0, 1.0);
-        for row in self.estimates.range(first..first + steps) {
-            target += discount * row.reward;
-            discount *= gamma;
-        }
-        if !terminated {
-            target += discount * f64::from(self.estimates[first + steps].greedy?);
-        }
-        Some((target - f64::from(self.estimates[first].taken?)).abs())
     }
 }
 
@@ -292,9 +229,9 @@ impl EpisodeWindows {
 mod tests {
     use super::*;
     use crate::schema::flags::{FINAL, FIRST, TERMINATED, TRUNCATED};
-    use crate::view_spec::{NStep, Padding, Sequences, Window};
+    use crate::view_spec::{NStep, Padding, Sequences, Trajectory, Window};
 
-    fn n_step(stack: u16, n: u16) -> ViewSpec {
+    pub(super) fn n_step(stack: u16, n: u16) -> ViewSpec {
         ViewSpec::NStep(NStep {
             observation: "frame".into(),
             stack: stack.into(),
@@ -304,7 +241,7 @@ mod tests {
         })
     }
 
-    fn sequence(length: u16, burn_in: u16, period: u16) -> ViewSpec {
+    pub(super) fn sequence(length: u16, burn_in: u16, period: u16) -> ViewSpec {
         ViewSpec::Sequences(Sequences {
             observation: "frame".into(),
             stack: 1.into(),
@@ -315,6 +252,10 @@ mod tests {
             padding: Padding::Zero,
             state: Vec::new(),
         })
+    }
+
+    pub(super) fn trajectory(max_steps: u16) -> ViewSpec {
+        ViewSpec::Trajectory(Trajectory { max_steps, ..Trajectory::default() })
     }
 
     /// Windows (anchor, before, after) that rows with these flags complete, and counts of dropped windows.
@@ -328,7 +269,8 @@ mod tests {
         (items.collect(), windows.dropped)
     }
 
-    const NOTHING: DroppedWindows = DroppedWindows { by_reset: 0, without_final_row: 0, within_burn_in: 0 };
+    const NOTHING: DroppedWindows =
+        DroppedWindows { by_reset: 0, without_final_row: 0, unfinished: 0, within_burn_in: 0 };
 
     #[test]
     fn a_window_completes_with_its_bootstrap_row() {
@@ -436,53 +378,49 @@ mod tests {
         assert_eq!(windows(&view, &[FIRST, 0]).0, [(0, 0, 0), (1, 1, 0)]);
     }
 
-    /// Priorities of the items that rows with these flags, rewards, Q of the action and largest Q complete.
-    fn priorities(view: &ViewSpec, rows: &[(u8, f64, f32, f32)]) -> Vec<Option<f32>> {
-        let mut windows = EpisodeWindows::new(0, view);
+    #[test]
+    fn a_trajectory_is_an_episode_with_the_observation_after_a_truncation() {
+        let rows = [FIRST, 0, TERMINATED, FINAL, FIRST, TRUNCATED, FINAL, FIRST | TERMINATED];
+        assert_eq!(windows(&trajectory(5), &rows), (vec![(0, 0, 2), (4, 0, 2), (7, 0, 0)], NOTHING));
+        // An episode of exactly as many steps as an item has is one item.
+        assert_eq!(windows(&trajectory(3), &rows), (vec![(0, 0, 2), (4, 0, 2), (7, 0, 0)], NOTHING));
+    }
+
+    #[test]
+    fn a_long_episode_is_divided_into_trajectories_as_soon_as_they_are_complete() {
+        // With the row before a part, which says that no life begins there, and the one after it.
+        let rows = [FIRST, 0, 0, 0, 0, TRUNCATED, FINAL];
+        let (items, _) = windows(&trajectory(2), &rows[..5]);
+        assert_eq!(items, [(0, 0, 2), (2, 1, 2)]);
+        assert_eq!(windows(&trajectory(2), &rows), (vec![(0, 0, 2), (2, 1, 2), (4, 1, 2)], NOTHING));
+        assert_eq!(windows(&trajectory(5), &rows), (vec![(0, 0, 5), (5, 1, 1)], NOTHING));
+    }
+
+    #[test]
+    fn a_truncated_trajectory_without_its_final_row_is_whole_however_short() {
+        let mut windows = EpisodeWindows::new(0, &trajectory(3));
         let mut items = Vec::new();
-        for &(row, reward, taken, greedy) in rows {
-            let estimate = Estimate { reward, taken: Some(taken), greedy: Some(greedy), priority: None };
-            windows.append(row, estimate, &mut items);
+        for row in [FIRST | TRUNCATED, FIRST, TRUNCATED] {
+            windows.append(row, Estimate::default(), &mut items);
         }
-        items.iter().map(|item| item.priority).collect()
+        windows.end(&mut items);
+        windows.leave();
+        assert_eq!(items.iter().map(|item| (item.anchor, item.after)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
+        assert_eq!(windows.dropped, NOTHING);
     }
 
     #[test]
-    fn priorities_are_n_step_td_errors() {
-        let rows = [(FIRST, 1.0, 2.0, 9.0), (0, 2.0, 9.0, 9.0), (0, 0.0, 9.0, 4.0)];
-        // 1 + 0.5 * 2 + 0.25 * 4 - 2
-        assert_eq!(priorities(&n_step(1, 2), &rows), [Some(1.0)]);
-        let rows = [(FIRST, 1.0, 5.0, 9.0), (TERMINATED, 2.0, 2.5, 9.0)];
-        // |1 + 0.5 * 2 - 5| and |2 - 2.5|: no bootstrap.
-        assert_eq!(priorities(&n_step(1, 3), &rows), [Some(3.0), Some(0.5)]);
-        let rows = [(TRUNCATED, 1.0, 2.0, 9.0), (FINAL, 7.0, 7.0, 4.0)];
-        // 1 + 0.5 * 4 - 2: the final row bootstraps.
-        assert_eq!(priorities(&n_step(1, 3), &rows), [Some(1.0)]);
-    }
-
-    #[test]
-    fn priorities_of_sequences_mix_the_largest_and_the_mean_error() {
-        let rows = [(FIRST, 100.0, 0.0, 0.0), (0, 1.0, 0.0, 0.0), (TERMINATED, 3.0, 0.0, 0.0)];
-        // Errors 1 and 3 after one step of burn-in; the second window has error 3 alone.
-        assert_eq!(priorities(&sequence(2, 1, 1), &rows), [Some(2.9), Some(3.0)]);
-    }
-
-    #[test]
-    fn an_error_beyond_float32_saturates() {
-        let rows = [(TERMINATED, f64::MAX, 0.0, 0.0)];
-        assert_eq!(priorities(&n_step(1, 1), &rows), [Some(f32::MAX)]);
-    }
-
-    #[test]
-    fn without_q_values_there_is_no_priority() {
-        let mut windows = EpisodeWindows::new(0, &n_step(1, 1));
+    fn unfinished_trajectories_are_no_items_and_are_counted() {
+        let mut windows = EpisodeWindows::new(0, &trajectory(2));
         let mut items = Vec::new();
-        let with_q = Estimate { taken: Some(1.0), greedy: Some(1.0), ..Estimate::default() };
-        for estimate in [with_q, Estimate::default(), with_q, with_q] {
-            windows.append(0, estimate, &mut items);
+        for row in [FIRST, FIRST, 0, 0, 0] {
+            windows.append(row, Estimate::default(), &mut items);
         }
-        let priorities: Vec<_> = items.iter().map(|item| item.priority).collect();
-        // |0 + 0.5 * 1 - 1| where both rows have Q-values.
-        assert_eq!(priorities, [None, None, Some(0.5)]);
+        assert_eq!(items.iter().map(|item| (item.anchor, item.after)).collect::<Vec<_>>(), [(1, 2)]);
+        windows.end(&mut items);
+        windows.leave();
+        windows.leave();
+        assert_eq!((items.len(), windows.dropped), (1, DroppedWindows { by_reset: 1, unfinished: 1, ..NOTHING }));
+        assert_eq!(windows.dropped.by_mistake(), 2);
     }
 }

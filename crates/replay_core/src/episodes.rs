@@ -11,7 +11,7 @@ use base::wait::Wait;
 use crate::chunk::{FLAGS_OFFSET, PackedRows};
 use crate::error::{Error, Result};
 use crate::replay::{ReadPosition, ReadSteps, Replay, Sampled, SampledItem, StoredSteps};
-use crate::schema::{Column, TableConfig, flags};
+use crate::schema::{TableConfig, flags};
 use crate::view::{Array, Decoder};
 
 /// Bytes of chunks in one answer.
@@ -31,6 +31,8 @@ struct Steps {
     blobs: Vec<u8>,
     /// Rows without those that only unpack others.
     count: usize,
+    /// Bytes of these rows, unpacked.
+    unpacked: usize,
 }
 
 /// The newest episode of a stream, and the number of the step that continues it.
@@ -45,7 +47,6 @@ pub struct EpisodeReader {
     /// Where to go on, at each server; `None` before the first call.
     positions: Option<VecDeque<ReadPosition>>,
     decoder: Decoder,
-    most_steps: usize,
     open: BTreeMap<StreamName, OpenEpisode>,
     open_bytes: usize,
     ready: VecDeque<Steps>,
@@ -54,12 +55,10 @@ pub struct EpisodeReader {
 impl EpisodeReader {
     /// A reader of the table of this definition, which unpacks with `threads` threads.
     pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
-        let step_bytes: usize = config.columns.iter().map(Column::bytes).sum();
         Ok(EpisodeReader {
             table: config.name.clone(),
             positions: None,
             decoder: Decoder::of_rows(config, threads)?,
-            most_steps: (PART_BYTES / step_bytes.max(1)).max(1),
             open: BTreeMap::new(),
             open_bytes: 0,
             ready: VecDeque::new(),
@@ -112,19 +111,28 @@ impl EpisodeReader {
             )));
         }
         // The flags and the columns, without the mask before them, the numbers of items after them, and the dimension of a window.
-        let arrays = batch.arrays.into_iter().skip(1).take(4 + self.decoder.layout().columns.len());
+        let columns = &self.decoder.layout().columns;
+        let arrays = batch.arrays.into_iter().skip(1).take(4 + columns.len());
         let without_window = |mut array: Array| {
-            array.shape.remove(1);
-            array.strides.remove(1);
+            if array.offsets.is_empty() {
+                array.shape.remove(1);
+                array.strides.remove(1);
+            } else {
+                array.offsets.remove(0);
+            }
             array
         };
-        Ok(arrays.map(without_window).collect())
+        let mut arrays: Vec<_> = arrays.map(without_window).collect();
+        // Ragged columns are after the others.
+        arrays[4..].sort_by_key(|array| columns.iter().position(|layout| layout.column.name == array.name));
+        Ok(arrays)
     }
 
     /// Adds the rows of a chunk to the episode of its stream. An episode ends before a first row and a gap, and after a final row.
     fn add(&mut self, server: u32, chunk: StoredSteps) -> Result<()> {
         let packed = PackedRows::check(self.decoder.layout(), chunk.rows, chunk.packed)?;
-        let has = |row: u32, flag: u8| packed.row_slice(row..row + 1)[FLAGS_OFFSET] & flag != 0;
+        let fields = |row: u32| packed.row_slice(row..row + 1);
+        let has = |row: u32, flag: u8| fields(row)[FLAGS_OFFSET] & flag != 0;
         let name = (server, chunk.writer, chunk.stream);
         let mut open =
             self.open.remove(&name).unwrap_or(OpenEpisode { steps: Steps::default(), next_step: chunk.first_step });
@@ -136,23 +144,28 @@ impl EpisodeReader {
         let next_step = chunk.first_step.checked_add(u64::from(chunk.rows));
         open.next_step =
             next_step.ok_or_else(|| Error::Corrupt(format!("a chunk begins at step {}", chunk.first_step)))?;
-        let mut from = 0;
+        let (mut from, mut unpacked) = (0, open.steps.unpacked);
         for row in 0..chunk.rows {
             let steps = open.steps.count + (row - from) as usize;
+            let bytes = self.decoder.layout().unpacked_bytes(fields(row));
             if has(row, flags::FINAL) {
                 // The row before it may be gone: then it is of no use.
                 if steps > 0 {
                     open.steps.add(&packed, from..row + 1);
                     open.end(&mut self.ready);
                 }
-                from = row + 1;
-            } else if has(row, flags::FIRST) || steps >= self.most_steps {
+                (from, unpacked) = (row + 1, 0);
+                continue;
+            }
+            if has(row, flags::FIRST) || steps > 0 && unpacked + bytes > PART_BYTES {
                 open.steps.add(&packed, from..row);
                 open.end(&mut self.ready);
-                from = row;
+                (from, unpacked) = (row, 0);
             }
+            unpacked += bytes;
         }
         open.steps.add(&packed, from..chunk.rows);
+        open.steps.unpacked = unpacked;
         if open.steps.count > 0 {
             self.open_bytes += open.steps.bytes();
             self.open.insert(name, open);
@@ -202,7 +215,7 @@ impl Steps {
 
     /// The steps as a sample of items of one row.
     fn into_sampled(self) -> Sampled {
-        let item = SampledItem { id: 0, probability: 1.0, age: 0, times_sampled: 0, before: 0, after: 0 };
+        let item = SampledItem { probability: 1.0, ..SampledItem::default() };
         Sampled {
             items: vec![item; self.count],
             rows: self.rows.into(),

@@ -101,6 +101,11 @@ pub enum Error {
         /// The writer's name, or its number if the name is not known.
         writer: String,
     },
+    /// A batch whose lease is over.
+    #[error(
+        "this batch of table {table:?} has no lease: it was acknowledged before, or its time (lease) or its reader's connection has ended, and its items are back in their places"
+    )]
+    Lease { table: String },
     /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
     Misuse(String),

@@ -6,7 +6,7 @@
 //! | module | subject |
 //! | --- | --- |
 //! | | **interface** |
-//! | [`schema`] | columns, and the definition of a table |
+//! | [`schema`], `column` | the definition of a table; its columns |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
 //! | [`error`] | the error enum; the reason of a wait |
 //! | | **memory** |
@@ -28,7 +28,7 @@
 //! | [`codec`], [`difference`] | element types; packing of a value: by itself, or as a difference |
 //! | [`chunk`] | layout of a packed row; rows of one stream, checked |
 //! | | **from windows to arrays** |
-//! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
+//! | [`view_spec`] | definitions of the views `NStep`, `Sequences`, `Trajectory` and `Window`; the parts of an observation |
 //! | [`view`] | arrays of sampled windows, with importance weights |
 //! | [`mix`] | one batch from several tables |
 //! | [`episodes`] | all episodes of a table |
@@ -40,6 +40,7 @@
 pub mod budget;
 pub mod chunk;
 pub mod codec;
+mod column;
 pub mod difference;
 pub mod episode_windows;
 pub mod episodes;

@@ -15,6 +15,9 @@
 //! [`Limiter::admit_insert`]). `samples_per_insert` is at most `max_times_sampled`, and a sample larger than a full table can
 //! serve is an error, so a table never blocks both sides for good.
 //!
+//! A push to a queue (`queue_size`) is admitted while fewer items than that are live: it may overshoot by its other items, so that a sample
+//! of at most `queue_size` items never waits for a push that waits for it.
+//!
 //! # Invariant
 //!
 //! Concurrent pushes and samples see each other's counts, and no count carries over a reset.
@@ -84,6 +87,7 @@ pub struct Limiter {
     samples_per_insert: f64,
     slack: f64,
     min_size: u64,
+    queue_size: u64,
     counts: Mutex<Counts>,
 }
 
@@ -94,6 +98,7 @@ impl Limiter {
             samples_per_insert: config.samples_per_insert,
             slack: config.effective_slack(),
             min_size: config.min_size,
+            queue_size: config.queue_size.into(),
             counts: Mutex::default(),
         }
     }
@@ -104,13 +109,23 @@ impl Limiter {
     }
 
     /// Admits a push of `items` items to a table of `live` ones; `unread` is the most items ahead of the samples before it. `Err`
-    /// is the reason of the wait. Pushes without items and `needed` pushes are always admitted.
+    /// is the reason of the wait. Pushes without items and `needed` pushes are always admitted, but no push to a full queue.
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool, unread: f64) -> Outcome<Inserting<'_>> {
-        let items = if self.limits_ratio() { items } else { 0 };
-        if items == 0 {
-            return Ok(Inserting { limiter: self, items });
+        let is_queue = self.queue_size > 0;
+        if !is_queue && (items == 0 || !self.limits_ratio()) {
+            return Ok(Inserting { limiter: self, items: 0 });
         }
         let mut counts = lock(&self.counts);
+        if is_queue && live + counts.inserting >= self.queue_size {
+            return Err(format!(
+                "is full: {live} of its items are not delivered yet, and its queue_size is {}",
+                self.queue_size
+            ));
+        }
+        if is_queue {
+            counts.inserting += items;
+            return Ok(Inserting { limiter: self, items });
+        }
         let (inserted, sampled) = (counts.inserted + counts.inserting, counts.sampled);
         let lead = self.lead(inserted, sampled);
         let missing = self.excess(lead).max(lead - self.samples_per_insert * unread);

@@ -17,11 +17,12 @@ use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{
-    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
-    Sampled, StepsRead, UpdateReceipt, WriterId,
+    ChangeLease, Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
+    SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::sync::{AtomicU64, Listener, Mutex, MutexGuard, Ordering, lock};
+use crate::table::leases::Reader;
 use crate::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
 
 /// Limits of a memory, and the seed of its sampling.
@@ -324,7 +325,16 @@ impl<E: From<Error>> Replay<E> for Memory {
     /// Each `next` samples: no requests are in flight between calls.
     fn sampler(&self, table: &str, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
         let table = self.table(table)?;
-        Ok(Box::new(LocalSamples { table, request, counted: false }))
+        Ok(Box::new(LocalSamples {
+            table,
+            request,
+            counted: false,
+            reader: Reader::from("an iterator of this process"),
+        }))
+    }
+
+    fn change_lease(&self, table: &str, change: ChangeLease, _wait: &Wait<'_>) -> Result<(), E> {
+        Ok(self.table(table)?.change_lease(change)?)
     }
 
     fn update_priorities(
@@ -413,6 +423,14 @@ struct LocalSamples {
     request: SampleRequest,
     /// Whether the wait for the next batch is counted: a call that meets its deadline is continued by the next one.
     counted: bool,
+    /// Holder of its leases.
+    reader: Reader,
+}
+
+impl Drop for LocalSamples {
+    fn drop(&mut self) {
+        self.table.return_leases(&self.reader);
+    }
 }
 
 impl<E: From<Error>> SampleChannel<E> for LocalSamples {
@@ -421,7 +439,7 @@ impl<E: From<Error>> SampleChannel<E> for LocalSamples {
             turn.counted |= self.counted;
             let attempt = self.table.try_sample(&self.request, last, turn)?;
             self.counted = turn.counted && matches!(attempt, Attempt::Blocked(_));
-            Ok(attempt)
+            Ok(attempt.map(|sampled| self.table.hold(&self.request, sampled, &self.reader)))
         })?)
     }
 }

@@ -161,7 +161,7 @@ mod tests {
         let part = |probabilities: &[f64], least| Sampled {
             items: probabilities
                 .iter()
-                .map(|&probability| SampledItem { id: 1, probability, age: 0, times_sampled: 1, before: 0, after: 0 })
+                .map(|&probability| SampledItem { id: 1, probability, times_sampled: 1, ..SampledItem::default() })
                 .collect(),
             live_items: 10,
             min_probability: Some(least),
@@ -169,6 +169,7 @@ mod tests {
             rows: vec![7; probabilities.len()].into(),
             blobs: Vec::new(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         };
         let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]).unwrap();

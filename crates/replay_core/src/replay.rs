@@ -49,6 +49,8 @@ pub struct ChunkHead {
     pub first_step: u64,
     /// Length in the push's payload.
     pub bytes: u32,
+    /// Version of the parameters that its rows come from, see [`TableConfig::parameters`]; 0 is unknown.
+    pub version: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,6 +108,9 @@ pub struct SampleRequest {
     pub share: Option<BatchShare>,
     /// [`TableConfig::checksum`] of the definition that the batch is decoded with: a table of another one refuses. 0 is any.
     pub definition: u32,
+    /// Milliseconds for which the items stay with their reader, from the begin of the batch's lease until it is acknowledged. 0 is no
+    /// lease, [`Self::NO_END`] one without an end.
+    pub lease_ms: u32,
 }
 
 /// One memory's share of a batch from several. It never waits: its reply has as many items as there are, perhaps none, and a [`ShareState`].
@@ -137,13 +142,16 @@ pub struct ShareState {
 }
 
 impl SampleRequest {
+    /// [`Self::lease_ms`] of a lease that ends with its reader alone.
+    pub const NO_END: u32 = u32::MAX;
+
     /// A sample of `count` whole items, with the rows that `view` needs.
     pub fn new(count: u32, view: &ViewSpec) -> Self {
         SampleRequest { count, before: view.before(), after: view.after(), ..SampleRequest::default() }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampledItem {
     /// Its id: names no other item in any table or memory, and stays valid in servers restored from a snapshot of it.
     pub id: u64,
@@ -157,6 +165,8 @@ pub struct SampledItem {
     pub before: u16,
     /// Rows after the anchor in the reply: as many as wanted, fewer at an episode's end.
     pub after: u16,
+    /// The smallest [`ChunkHead::version`] of its rows, in a table that names parameters; else 0.
+    pub version: u64,
 }
 
 /// A sampled batch, still packed: rows are copied, blobs are slices of stored chunks.
@@ -177,6 +187,8 @@ pub struct Sampled {
     pub blobs: Vec<Bytes>,
     /// Lengths of the shares of a batch from several tables or servers, which [`Decoder`](crate::view::Decoder) mixes; empty for one.
     pub shares: Vec<usize>,
+    /// Number of the batch's lease; 0 is none.
+    pub lease: u64,
     /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
 }
@@ -185,6 +197,15 @@ pub struct Sampled {
 pub trait SampleCredit: Send + Sync {
     /// The batch has arrived: the samples count, and items end with their last one.
     fn delivered(self: Box<Self>);
+}
+
+/// A change of the lease of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangeLease {
+    /// [`Sampled::lease`].
+    pub lease: u64,
+    /// The batch has reached its caller, and the time of its lease begins; else it is acknowledged.
+    pub begin: bool,
 }
 
 /// A request for the stored steps of a table, in the order of their arrival.
@@ -217,6 +238,8 @@ pub struct StoredSteps {
     pub rows: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// [`ChunkHead::version`].
+    pub version: u64,
     /// Rows and blobs, as they were pushed.
     pub packed: Bytes,
 }
@@ -321,6 +344,8 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
+    /// Begins or acknowledges a lease of a table; [`Error::Lease`] when it is over.
+    fn change_lease(&self, table: &str, change: ChangeLease, wait: &Wait<'_>) -> Result<(), E>;
     /// Where the stored steps of a table begin and end now: a position for each server, all of which are asked before the first is read.
     fn read_positions(&self, _table: &str, _wait: &Wait<'_>) -> Result<Vec<ReadPosition>, E> {
         Ok(vec![ReadPosition::default()])

@@ -1,4 +1,4 @@
-//! Definition of a table: columns, capacity, sampler and limits. The one configuration of a table,
+//! Definition of a table: columns (in `column.rs`), capacity, sampler and limits. The one configuration of a table,
 //! with the same names in TOML, on the wire and in Python.
 
 use std::fmt;
@@ -8,91 +8,12 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
 pub use crate::codec::{Codec, Dtype};
+pub use crate::column::Column;
+use crate::column::is_zero;
 use crate::error::{Error, Result};
 use crate::view_spec::ViewSpec;
 use crate::view_spec::has_column;
-use base::notation::{Number, truth, tuple};
-
-/// A named array with one value per step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "ReadColumn")]
-pub struct Column {
-    pub name: String,
-    pub dtype: Dtype,
-    /// Its shape; empty for a scalar.
-    pub shape: Vec<u32>,
-    pub codec: Codec,
-    /// Whether writers refuse NaN and infinities where the column is [`REWARD`](crate::view_spec::REWARD), or the
-    /// observation of the writer's or the table's view.
-    pub finite: bool,
-}
-
-/// Deserialised column; omitted fields take defaults.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReadColumn {
-    name: String,
-    dtype: Dtype,
-    #[serde(default)]
-    shape: Vec<u32>,
-    codec: Option<Codec>,
-    finite: Option<bool>,
-}
-
-impl From<ReadColumn> for Column {
-    fn from(read: ReadColumn) -> Self {
-        let mut column = Column::new(read.name, read.dtype, read.shape);
-        column.codec = read.codec.unwrap_or(column.codec);
-        column.finite = read.finite.unwrap_or(column.finite);
-        column
-    }
-}
-
-impl Column {
-    /// Least bytes of a value that is packed by default: an LZ4 block of fewer is rarely shorter than its input.
-    const PACKED_FROM_BYTES: usize = 64;
-    /// For vectors of floats, most of which change in every step: packed they are longer, and a sample of 256 takes 1.4 times as long.
-    const PACKED_VECTOR_FROM_BYTES: usize = 1024;
-
-    /// A column with the default codec: LZ4 for values of 64 bytes and more, vectors of floats of 1,024 and more, else none.
-    pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u32>) -> Self {
-        let mut column = Column { name: name.into(), dtype, shape, codec: Codec::None, finite: true };
-        let least = match column.shape.len() {
-            1 if dtype.is_float() => Self::PACKED_VECTOR_FROM_BYTES,
-            _ => Self::PACKED_FROM_BYTES,
-        };
-        if column.bytes() >= least {
-            column.codec = Codec::Lz4;
-        }
-        column
-    }
-
-    /// A raw column of one number for each step.
-    pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
-        Column { name: name.into(), dtype, shape: Vec::new(), codec: Codec::None, finite: true }
-    }
-
-    /// Bytes of a blob's length in a row.
-    pub const BLOB_LENGTH_BYTES: usize = 4;
-
-    /// First part of the name: `observation` of `observation/camera`. A batch has a structure of this name.
-    pub fn root(&self) -> &str {
-        self.name.split('/').next().unwrap_or_default()
-    }
-
-    /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
-    pub fn bytes(&self) -> usize {
-        self.shape.iter().fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
-    }
-
-    /// Bytes of the column's part of a row: a value, or the length of its blob.
-    fn bytes_in_row(&self) -> usize {
-        match self.codec.makes_blobs() {
-            true => Self::BLOB_LENGTH_BYTES,
-            false => self.bytes(),
-        }
-    }
-}
+use base::notation::{Number, truth};
 
 /// Choice of items; details in `table/samplers`. Ordered samplers repeat the first item until it has been sampled
 /// `max_times_sampled` times or, without that limit, until another one ranks first; its probability is 1.
@@ -155,7 +76,7 @@ pub struct TableConfig {
     /// Steps it holds before the oldest chunk is evicted; at most 2^24.
     pub capacity: u64,
     /// Bytes of steps it holds before the oldest chunk is evicted: as stored, and [`Self::CHUNK_BYTES`] for each chunk. 0 derives
-    /// it from `capacity` unpacked steps, each a chunk. Excludes the index, see `Table::index_bytes`.
+    /// it from `capacity` unpacked steps, each a chunk, with 64 KiB for a ragged value without `max_length`. Excludes the index, see `Table::index_bytes`.
     #[serde(default)]
     pub capacity_bytes: u64,
     #[serde(default)]
@@ -184,9 +105,19 @@ pub struct TableConfig {
     /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
+    /// Items for which a queue has room: a push waits while as many are unread, or read and not acknowledged where readers do that, and
+    /// none of them is evicted. 0 is no queue.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub queue_size: u32,
     /// Most versions by which the parameters of a pushing writer may lag behind the newest ones; 0 sets no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub max_version_lag: u32,
+    /// Name of the parameters that its steps come from: chunks have the version of their writer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<String>,
+    /// Most versions by which a sampled item may lag behind the newest of `parameters`: an older one is removed. 0 sets no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub max_sample_lag: u32,
     /// View of writers and samples that name none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<ViewSpec>,
@@ -203,10 +134,6 @@ fn default_priority_unit_log2() -> i32 {
 }
 fn default_min_size() -> u64 {
     1
-}
-/// Omits unused settings, so that older releases can read the definition.
-fn is_zero(setting: &u32) -> bool {
-    *setting == 0
 }
 
 /// Bits of the flag byte that starts every row.
@@ -252,6 +179,8 @@ impl TableConfig {
         "ids",
         "ages",
     ];
+    /// Such names in a table that names parameters.
+    const RESERVED_WITH_PARAMETERS: [&str; 2] = ["version", "versions"];
 
     /// A table with the defaults of every other field.
     pub fn new(name: impl Into<String>, columns: Vec<Column>, capacity: u64) -> Self {
@@ -268,7 +197,10 @@ impl TableConfig {
             min_size: default_min_size(),
             samples_per_insert: 0.0,
             slack: 0.0,
+            queue_size: 0,
             max_version_lag: 0,
+            parameters: None,
+            max_sample_lag: 0,
             view: None,
         }
     }
@@ -303,7 +235,8 @@ impl TableConfig {
             check(!name.split('/').any(str::is_empty), &|| {
                 format!("column {name:?} is a part of a structure, and a part has a name between slashes")
             })?;
-            check(!Self::RESERVED_COLUMNS.contains(&column.root()), &|| {
+            let with_parameters = self.parameters.is_some() && Self::RESERVED_WITH_PARAMETERS.contains(&column.root());
+            check(!(Self::RESERVED_COLUMNS.contains(&column.root()) || with_parameters), &|| {
                 format!("column {name:?} has the name of an argument of append or of an array of a batch: rename it")
             })?;
             check(self.columns[..i].iter().all(|c| c.name != *name), &|| format!("column {name:?} appears twice"))?;
@@ -313,8 +246,15 @@ impl TableConfig {
                     format!("column {name:?} has the part {part:?}, and a column with parts is no array: rename one")
                 })?;
             }
-            check(column.bytes() > 0, &|| format!("column {name:?} has an empty shape"))?;
-            step_bytes = step_bytes.saturating_add(column.bytes() as u64);
+            check(column.element_bytes() > 0, &|| {
+                format!(
+                    "column {name:?} has an empty shape: only the first dimension may be free, for values of any length"
+                )
+            })?;
+            check(column.is_ragged() || column.max_length == 0, &|| {
+                format!("column {name:?} has a max_length and no free dimension: give it the shape (None, ...)")
+            })?;
+            step_bytes = step_bytes.saturating_add(column.element_bytes() as u64);
         }
         check(step_bytes <= Self::MAX_STEP_BYTES, &|| {
             format!("one step has {step_bytes} bytes; the limit is {}", Self::MAX_STEP_BYTES)
@@ -325,6 +265,14 @@ impl TableConfig {
             .or_else(|reason| check(false, &|| reason.clone()))?;
         check(self.sampler != Sampler::Fifo || self.max_times_sampled > 0, &|| {
             "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into()
+        })?;
+        let size = u64::from(self.queue_size);
+        let is_fifo = self.sampler == Sampler::Fifo && self.samples_per_insert == 0.0;
+        check(size == 0 || is_fifo, &|| {
+            "queue_size is for tables with sampler \"fifo\" and without samples_per_insert: a queue gives each item max_times_sampled times".into()
+        })?;
+        check(size == 0 || (self.min_size..=capacity).contains(&size), &|| {
+            format!("queue_size is min_size to the capacity, {} to {capacity}, got {size}", self.min_size)
         })?;
         check((1..=capacity).contains(&self.min_size), &|| {
             format!("min_size is 1 to the capacity, got {}", self.min_size)
@@ -348,6 +296,11 @@ impl TableConfig {
             format!(
                 "slack {slack} is too small for samples_per_insert {ratio}: at least {least} so that one insert and one sample fit"
             )
+        })?;
+        let (parameters, lag) = (self.parameters.as_deref(), self.max_sample_lag);
+        check(parameters.is_none_or(is_name), &|| "the name of its parameters has 1 to 128 bytes".into())?;
+        check(lag == 0 || parameters.is_some(), &|| {
+            format!("max_sample_lag {lag} counts versions of parameters: name them, parameters=\"policy\"")
         })?;
         self.view.iter().try_for_each(|view| view.validate(self))
     }
@@ -376,13 +329,13 @@ impl TableConfig {
         };
         Err(Error::Config(format!(
             "a window has {window} steps ({before} before the anchor, {after} after it){among}, and table {:?} holds {}: \
-             its first step would be gone before its last one arrives; take a shorter window, or a table with a larger \
-             capacity",
+             its first step would be gone before its last one arrives; take a shorter window (of a Trajectory: \
+             max_steps), or a table with a larger capacity",
             self.name, self.capacity
         )))
     }
 
-    /// Bytes of one row without its blobs: flags, raw columns and blob lengths.
+    /// Bytes of one row without its blobs: flags, raw columns, blob lengths and counts.
     pub fn row_bytes(&self) -> usize {
         1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()
     }
@@ -392,7 +345,7 @@ impl TableConfig {
         if self.capacity_bytes > 0 {
             return self.capacity_bytes;
         }
-        let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
+        let raw: u64 = self.columns.iter().map(Column::capacity_bytes).sum();
         self.capacity.saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
@@ -450,7 +403,7 @@ impl TableConfig {
     }
 
     /// The fields after `name`, with their values in the words of Python. Of the columns those that `other` lacks.
-    fn named(&self, other: &TableConfig) -> [(&'static str, String); 13] {
+    fn named(&self, other: &TableConfig) -> [(&'static str, String); 16] {
         let float = |value: f64| format!("{value:?}");
         let view = self.view.as_ref();
         [
@@ -465,7 +418,10 @@ impl TableConfig {
             ("min_size", self.min_size.to_string()),
             ("samples_per_insert", float(self.samples_per_insert)),
             ("slack", float(self.slack)),
+            ("queue_size", self.queue_size.to_string()),
             ("max_version_lag", self.max_version_lag.to_string()),
+            ("parameters", self.parameters.as_ref().map_or("None".to_owned(), |name| format!("{name:?}"))),
+            ("max_sample_lag", self.max_sample_lag.to_string()),
             ("view", view.map_or("None".to_owned(), |view| view.to_string())),
         ]
     }
@@ -473,10 +429,10 @@ impl TableConfig {
     /// The columns that are not in `known`; all where only their order differs.
     fn columns_text(&self, known: &[Column]) -> String {
         let text = |column: &Column| {
-            let Column { name, dtype, codec, .. } = column;
-            let shape = tuple(&column.shape);
+            let Column { name, dtype, codec, max_length, .. } = column;
             let finite = if column.finite { "" } else { " finite=False" };
-            format!("{name}: {} {shape} {}{finite}", dtype.name(), codec.name())
+            let most = if *max_length == 0 { String::new() } else { format!(" max_length={max_length}") };
+            format!("{name}: {} {} {}{finite}{most}", dtype.name(), column.shape_text(), codec.name())
         };
         let reordered = self.columns != known
             && self.columns.len() == known.len()

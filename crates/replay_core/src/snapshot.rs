@@ -12,6 +12,8 @@
 
 use std::io::{Read, Write};
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::parameters::ParameterStore;
@@ -65,10 +67,14 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
     let mut out = RecordWriter::new(out)?;
     let tables = memory.tables().into_iter();
     let points: Vec<SavePoint> = tables.map(|table| table.save_point(server)).collect::<Result<_>>()?;
-    let parameters = match server {
-        true => memory.parameters().records(),
-        false => Vec::new(),
-    };
+    let mut parameters = memory.parameters().records();
+    if !server {
+        // Without the files: the next puts go on counting, so that the versions of chunks keep their meaning.
+        parameters.retain(|record| points.iter().any(|point| point.parameters() == Some(&record.name)));
+        for record in &mut parameters {
+            (record.puts, record.file) = (Vec::new(), Bytes::new());
+        }
+    }
     if server {
         out.json(RecordKind::Memory, &memory.identity())?;
     }

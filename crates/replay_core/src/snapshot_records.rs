@@ -7,17 +7,18 @@
 //!          checksums
 //!   1 table       its definition ([`TableConfig`]); the records up to the next table belong to it
 //!   2 writer      [`WriterRecord`]
-//!   3 chunk       writer u32 (counted in the order of their records), stream u32, rows u32, firstStep u64, and the chunk as
-//!                 the wire has it; in the order of arrival
+//!   3 old chunk   of format 2: kind 9 without its version, which is unknown
 //!   4 items       40 bytes each, see [`ItemRecord`]; in the order of their slots; for the samplers with an
 //!                 order, of their insertion or update
 //!   5 state       [`TableState`]; the table's last record
 //!   6 end         empty; the file's last record
 //!   7 parameters  a name's newest version, or a dropped name's last one, see [`ParametersRecord`]; before the first table
 //!   8 memory      the memory's identity, a number; the first record
+//!   9 chunk       version u64, writer u32 (counted in the order of their records), stream u32, rows u32, firstStep u64, and the
+//!                 chunk as the wire has it; in the order of arrival
 //! ```
 //!
-//! Only servers' snapshots have kinds 7 and 8, and open writers. Bodies are JSON unless they are said to be bytes; integers are little endian. A checksum covers
+//! Only servers' snapshots have kind 8, open writers, and files of parameters: others have the versions of parameters that tables name. Bodies are JSON unless they are said to be bytes; integers are little endian. A checksum covers
 //! the whole file up to it, so a record that is damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
@@ -43,7 +44,9 @@ use crate::table::writers::WriterIdentity;
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
+/// Earliest version that is read, too.
+const OLDEST_VERSION: u16 = 2;
 
 /// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,18 +54,20 @@ const VERSION: u16 = 2;
 pub enum RecordKind {
     Table = 1,
     Writer = 2,
-    Chunk = 3,
+    OldChunk = 3,
     Items = 4,
     State = 5,
     End = 6,
     Parameters = 7,
     Memory = 8,
+    Chunk = 9,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Writer, Chunk, Items, State, End, Parameters, Memory].into_iter().find(|&kind| kind as u32 == number)
+        let all = [Table, Writer, OldChunk, Items, State, End, Parameters, Memory, Chunk];
+        all.into_iter().find(|&kind| kind as u32 == number)
     }
 }
 
@@ -139,9 +144,11 @@ impl<R: Read> RecordReader<R> {
         if u16::from_le_bytes(reader.array()?) != !version {
             return Err(reader.damaged("its format has no number"));
         }
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(Error::Snapshot {
-                reason: format!("it has format {version}, and this release reads format {VERSION}"),
+                reason: format!(
+                    "it has format {version}, and this release reads formats {OLDEST_VERSION} to {VERSION}"
+                ),
                 newer: version > VERSION,
             });
         }
@@ -242,23 +249,27 @@ pub struct ChunkRecord {
     pub rows: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// [`ChunkHead::version`](crate::replay::ChunkHead::version).
+    pub version: u64,
 }
 
 impl ChunkRecord {
+    /// Bytes without the version.
     const BYTES: usize = 20;
 
     pub fn to_bytes(self) -> Vec<u8> {
         let numbers = [self.writer, self.stream, self.rows].into_iter().flat_map(u32::to_le_bytes);
-        numbers.chain(self.first_step.to_le_bytes()).collect()
+        self.version.to_le_bytes().into_iter().chain(numbers).chain(self.first_step.to_le_bytes()).collect()
     }
 
-    /// The head, and the rows and blobs after it.
-    pub fn from_bytes(mut body: Bytes) -> Result<(Self, Bytes), String> {
-        if body.len() < Self::BYTES {
+    /// The head, and the rows and blobs after it. A chunk of format 2 `has_version` 0.
+    pub fn from_bytes(mut body: Bytes, has_version: bool) -> Result<(Self, Bytes), String> {
+        if body.len() < Self::BYTES + if has_version { size_of::<u64>() } else { 0 } {
             return Err(format!("a chunk of {} bytes", body.len()));
         }
+        let version = if has_version { body.get_u64_le() } else { 0 };
         let [writer, stream, rows] = std::array::from_fn(|_| body.get_u32_le());
-        let head = ChunkRecord { writer, stream, rows, first_step: body.get_u64_le() };
+        let head = ChunkRecord { writer, stream, rows, first_step: body.get_u64_le(), version };
         Ok((head, body))
     }
 }
@@ -330,6 +341,9 @@ pub struct TableState {
     /// Random samples made, on which the sequence of random numbers depends.
     pub samples: u64,
     pub counters: SavedCounts,
+    /// The histogram `sample_lag`, see [`Histogram::saved`](base::histogram::Histogram::saved); empty without a value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sample_lag: Vec<u64>,
     /// By which readers of the table go on: only in the snapshot of a server, which also keeps the items' ids.
     pub served: Option<ServedTable>,
 }
@@ -339,7 +353,7 @@ impl TableState {
     pub fn counts(&self) -> impl Iterator<Item = u64> {
         let others = [self.evicted_chunks, self.limiter_inserted, self.limiter_sampled, self.samples];
         let end = self.served.map(|served| served.end);
-        self.counters.all().chain(others).chain(end)
+        self.counters.all().chain(others).chain(end).chain(self.sample_lag.iter().copied())
     }
 }
 

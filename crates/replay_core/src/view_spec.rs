@@ -2,6 +2,8 @@
 //! An observation is one column, or a column for each part of a structure (`observation/camera`), each with a stack of its own.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
+mod trajectory;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -11,6 +13,8 @@ use base::notation::{Number, tuple};
 
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
+
+pub use trajectory::Trajectory;
 
 /// The column of rewards: a scalar of any type.
 pub const REWARD: &str = "reward";
@@ -128,6 +132,7 @@ pub enum ViewSpec {
     NStep(NStep),
     Sequences(Sequences),
     Window(Window),
+    Trajectory(Trajectory),
 }
 
 /// The Python call that creates it.
@@ -151,6 +156,7 @@ impl fmt::Display for ViewSpec {
             ViewSpec::Window(Window { before, after }) => {
                 write!(f, "Window(before={before}, after={after})")
             }
+            ViewSpec::Trajectory(view) => view.fmt(f),
         }
     }
 }
@@ -163,6 +169,7 @@ impl ViewSpec {
     pub fn before(&self) -> u16 {
         match self {
             ViewSpec::Window(view) => view.before,
+            ViewSpec::Trajectory(_) => Trajectory::BEFORE,
             _ => self.observed().map_or(0, |(_, stack)| stack.before()),
         }
     }
@@ -173,21 +180,25 @@ impl ViewSpec {
             ViewSpec::NStep(view) => view.n,
             ViewSpec::Sequences(view) => view.burn_in.saturating_add(view.length),
             ViewSpec::Window(view) => view.after,
+            ViewSpec::Trajectory(view) => view.max_steps,
         }
     }
 
-    /// The observation and its stack, where the view has one.
+    /// The observation and its stack, where the view has one of a table's columns.
     fn observed(&self) -> Option<(&str, &Stack)> {
         match self {
             ViewSpec::NStep(view) => Some((&view.observation, &view.stack)),
             ViewSpec::Sequences(view) => Some((&view.observation, &view.stack)),
-            ViewSpec::Window(_) => None,
+            ViewSpec::Window(_) | ViewSpec::Trajectory(_) => None,
         }
     }
 
     /// Name of the observation, where the view has one.
     pub fn observation(&self) -> Option<&str> {
-        self.observed().map(|(name, _)| name)
+        match self {
+            ViewSpec::Trajectory(view) => Some(&view.observation),
+            _ => self.observed().map(|(name, _)| name),
+        }
     }
 
     /// Whether the column is the view's observation, or a part of it.
@@ -197,12 +208,14 @@ impl ViewSpec {
 
     /// Checks the numbers.
     pub fn check_numbers(&self) -> Result<()> {
-        if let Some((name, stack)) = self.observed() {
-            if let Some((whole, _)) = name.split_once('/') {
-                return Err(Error::Config(format!(
-                    "a view's observation is a column, or all parts of one: {whole:?}, not the part {name:?}"
-                )));
-            }
+        if let Some(name) = self.observation()
+            && let Some((whole, _)) = name.split_once('/')
+        {
+            return Err(Error::Config(format!(
+                "a view's observation is a column, or all parts of one: {whole:?}, not the part {name:?}"
+            )));
+        }
+        if let Some((_, stack)) = self.observed() {
             stack.check()?;
         }
         let check_gamma = |gamma| within("gamma", Number(gamma), Number(0.0), Number(1.0));
@@ -225,6 +238,10 @@ impl ViewSpec {
                 within("before", view.before, 0, LARGEST_LENGTH)?;
                 within("after", view.after, 0, LARGEST_LENGTH)
             }
+            ViewSpec::Trajectory(view) => {
+                within("max_steps", view.max_steps, 1, Trajectory::MOST_STEPS)?;
+                check_gamma(view.gamma)
+            }
         }
     }
 
@@ -233,7 +250,15 @@ impl ViewSpec {
         self.check_numbers()?;
         let mut made = vec!["weights", "probabilities", "ids", "ages"];
         if let Some((observation, stack)) = self.observed() {
-            parts(config, observation, stack)?;
+            for Part { column, stack, .. } in parts(config, observation, stack)? {
+                let Column { name, .. } = &config.columns[column];
+                if stack > 1 && config.columns[column].is_ragged() {
+                    return Err(Error::Config(format!(
+                        "column {name:?} of table {:?} has values of any length, which have no stack: give it the stack 1",
+                        config.name
+                    )));
+                }
+            }
             find_scalar(config, REWARD)?;
             // Another column of this name would hide the view's array.
             if observation != "observation" {
@@ -262,6 +287,7 @@ impl ViewSpec {
             ViewSpec::Window(_) => {
                 made.extend(["mask", "terminated", "truncated", "first", "final"]);
             }
+            ViewSpec::Trajectory(view) => made.extend(view.made(config)?),
         }
         let mut columns = config.columns.iter();
         match columns.find(|column| made.contains(&column.root())) {
@@ -295,11 +321,11 @@ pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
 /// The index of a column that holds one number.
 pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
     let index = find_column(config, name)?;
-    let Column { dtype, shape, .. } = &config.columns[index];
-    if config.columns[index].bytes() == dtype.bytes() {
+    let column = &config.columns[index];
+    if column.fixed_bytes() == column.dtype.bytes() {
         return Ok(index);
     }
-    let reason = format!("column {name:?} has to be one number a step, it has shape {shape:?}");
+    let reason = format!("column {name:?} has to be one number a step, it has shape {}", column.shape_text());
     Err(Error::schema(&config.name, reason))
 }
 
@@ -436,7 +462,7 @@ mod tests {
     use crate::schema::{Column, Dtype};
 
     fn table(columns: &[&str]) -> TableConfig {
-        let columns = columns.iter().map(|name| Column::scalar(*name, Dtype::Float32));
+        let columns = columns.iter().map(|name| Column::new(*name, Dtype::Float32, vec![]));
         TableConfig::new("table", columns.collect(), 10)
     }
 

@@ -71,6 +71,8 @@ pub struct Writer<E = Error> {
     name: String,
     /// The newest call says which rows are final ones: the last observation of an episode comes with the next call.
     marks_final_rows: bool,
+    /// Version of the parameters that the rows of the open chunks come from.
+    version: u64,
     /// Whether its pushes may wait for newer parameters.
     lag_limited: bool,
     warned: bool,
@@ -123,7 +125,7 @@ impl<E: From<Error>> Writer<E> {
         config.check_window(streams, view.before(), view.after())?;
         // Each stream keeps a key row. The packer has two rows, and a chunk one more.
         let rows = u64::from(streams) + 3;
-        let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
+        let row_bytes = config.columns.iter().map(|column| column.fixed_bytes() as u64).sum::<u64>();
         allocation::check("a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
         let (writer, name) = (random_number(), options.name);
         let channel = open_channel(OpenWriter {
@@ -149,6 +151,7 @@ impl<E: From<Error>> Writer<E> {
             id,
             name,
             marks_final_rows: false,
+            version: 0,
             warned: false,
             closed: false,
         })
@@ -178,7 +181,12 @@ impl<E: From<Error>> Writer<E> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
         let checked = checker.check(rows, steps, &self.windows)?;
+        if rows.version != self.version {
+            // A chunk has one version.
+            self.seal(self.marks_final_rows);
+        }
         self.push_full(wait)?;
+        self.version = rows.version;
         self.marks_final_rows = rows.final_rows.is_some();
         for step in 0..steps.unwrap_or(1) {
             if step > 0 && self.is_full() {
@@ -214,7 +222,7 @@ impl<E: From<Error>> Writer<E> {
     }
 
     /// Flushes and closes the writer, whatever the age of its parameters; after an error it stays open. Windows of unfinished episodes are
-    /// dropped.
+    /// dropped, and trajectories among them counted.
     pub fn close(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.closed {
             return Ok(());
@@ -229,6 +237,8 @@ impl<E: From<Error>> Writer<E> {
         self.push_sealed(wait)?;
         self.channel.close(wait)?;
         self.closed = true;
+        self.windows.iter_mut().for_each(EpisodeWindows::leave);
+        self.warn_of_dropped_windows();
         Ok(())
     }
 
@@ -264,7 +274,7 @@ impl<E: From<Error>> Writer<E> {
     /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
-        let DroppedWindows { by_reset, without_final_row, within_burn_in } = counters.dropped;
+        let DroppedWindows { by_reset, without_final_row, unfinished, within_burn_in } = counters.dropped;
         let dropped = counters.dropped.by_mistake();
         let few = match counters.items {
             0 => dropped + within_burn_in == 0,
@@ -277,7 +287,8 @@ impl<E: From<Error>> Writer<E> {
         tracing::warn!(
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
              that follows no terminated or truncated row, {without_final_row} too short without the final row of a truncated \
-             step; {within_burn_in} more ended within their burn_in",
+             step, {unfinished} trajectories whose episode had not ended when the writer closed; {within_burn_in} more ended within \
+             their burn_in",
             self.name,
             self.id.table,
             counters.items,
@@ -320,6 +331,7 @@ impl<E: From<Error>> Writer<E> {
                 first_step: self.windows[stream].next_step - u64::from(chunk.steps),
                 // Sealed at FULL_BYTES, a chunk has at most two steps more: far below 2^32.
                 bytes: chunk.bytes() as u32,
+                version: self.version,
             });
             chunk.move_into(&mut payload);
         }

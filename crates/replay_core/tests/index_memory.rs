@@ -46,6 +46,7 @@ fn columns() -> Vec<Column> {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     vec![column("number", Dtype::Uint64, &[], Codec::None), column("frame", Dtype::Uint8, &[FRAME], Codec::Lz4)]
 }
@@ -56,7 +57,7 @@ fn push(step: u64) -> Push {
     payload.extend(step.to_le_bytes());
     payload.extend(FRAME.to_le_bytes());
     payload.extend([7; FRAME as usize]);
-    let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32 };
+    let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32, version: 0 };
     let item = NewItem { anchor: step, stream: 0, before: step.min(3) as u16, after: 0, priority: None };
     Push {
         writer: 1,

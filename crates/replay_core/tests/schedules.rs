@@ -18,7 +18,7 @@ use base::planted::plant;
 use base::wait::Wait;
 use bytes::Bytes;
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::replay::{ChangeLease, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::slab::Slab;
 use replay_core::sync::thread::{self, JoinHandle};
@@ -257,6 +257,47 @@ fn items_that_are_sampled_once_are_all_sampled() {
     check(|| hold_the_ratio(1));
 }
 
+/// Two writers of a small queue and two readers, of which one leaves its first batch: each item is acknowledged once.
+fn read_a_queue() {
+    let memory = memory();
+    let queue = TableConfig { sampler: Sampler::Fifo, max_times_sampled: 1, queue_size: 2, ..small() };
+    let table = memory.create_table(&queue).unwrap();
+    let acknowledged = Arc::new(Mutex::new(HashSet::new()));
+    let writers = [1, 2].map(|writer| {
+        let memory = memory.clone();
+        thread::spawn(move || push_waiting(&memory, writer, 3).unwrap())
+    });
+    let readers = [vec![3], vec![0, 3]].map(|channels| {
+        let (memory, acknowledged) = (memory.clone(), acknowledged.clone());
+        thread::spawn(move || {
+            let (replay, wait): (&dyn Replay<Error>, _) = (&*memory, Wait::forever());
+            let leased = SampleRequest { lease_ms: SampleRequest::NO_END, ..request(1) };
+            for count in channels {
+                let mut channel = replay.sampler("t", leased, 0).unwrap();
+                for batch in 0..count.max(1) {
+                    let mut sampled = channel.next(&wait).unwrap();
+                    deliver(&mut sampled);
+                    let change = |begin| replay.change_lease("t", ChangeLease { lease: sampled.lease, begin }, &wait);
+                    change(true).unwrap();
+                    if batch < count {
+                        change(false).unwrap();
+                        assert!(acknowledged.lock().unwrap().insert(ids(&sampled)[0]), "an item comes again");
+                    }
+                }
+            }
+        })
+    });
+    join(writers.into_iter().chain(readers));
+    assert_eq!((acknowledged.lock().unwrap().len(), stat(&table, "items")), (6, 0));
+    assert_eq!(stat(&table, "evicted_items"), 0);
+    table.check_at_rest().unwrap();
+}
+
+#[test]
+fn items_of_a_queue_are_acknowledged_once() {
+    check(read_a_queue);
+}
+
 #[test]
 fn waiting_calls_end_when_their_table_is_dropped() {
     check(|| {
@@ -329,6 +370,57 @@ fn a_writer_waits_for_newer_parameters() {
         join([writer, learner]);
         assert_eq!(stat(&table, "inserted_steps"), 3);
     });
+}
+
+/// Samples meet the same old items as others, while a writer evicts some and parameters are put.
+fn expire(sampler: Sampler) {
+    let memory = memory();
+    let config = TableConfig { parameters: Some("policy".into()), max_sample_lag: 1, sampler, ..config(6) };
+    let table = memory.create_table(&config).unwrap();
+    let newest = |memory: &Memory| memory.parameters().version("policy");
+    let mut actor = Actor::open_as(&table, &open_one(1));
+    for version in 1..=6 {
+        actor.push(actor.next(1).version(version));
+        actor.next_step += 1;
+    }
+    let learner = |memory: Arc<Memory>, table: Arc<Table>| {
+        move || {
+            for _ in 0..2 {
+                let least = newest(&memory).saturating_sub(1);
+                if let Attempt::Ready(sampled) = table.try_sample(&request(2), false, &mut Turn::default()).unwrap() {
+                    assert!(sampled.items.iter().all(|item| item.version >= least));
+                }
+            }
+        }
+    };
+    let learners = [(); 2].map(|()| thread::spawn(learner(memory.clone(), table.clone())));
+    let publisher = thread::spawn(move || {
+        for _ in 0..5 {
+            memory.parameters().put("policy", 0, tensors()).unwrap();
+        }
+    });
+    let writer = thread::spawn(move || {
+        for _ in 0..2 {
+            // Blocked while readers hold more than the table may.
+            if let Attempt::Ready(_) = actor.try_push(actor.next(1).version(6)).unwrap() {
+                actor.next_step += 1;
+            }
+        }
+    });
+    join(learners.into_iter().chain([publisher, writer]));
+    table.check_at_rest().unwrap();
+    let left = ["items", "evicted_items", "expired_items"].map(|name| stat(&table, name));
+    assert_eq!(left.iter().sum::<u64>(), stat(&table, "inserted_items"));
+}
+
+#[test]
+fn an_item_expires_once() {
+    check(|| expire(Sampler::Prioritized));
+}
+
+#[test]
+fn an_item_of_an_order_expires_once() {
+    check(|| expire(Sampler::MinHeap));
 }
 
 /// One tensor, as a safetensors file.

@@ -47,7 +47,7 @@ pub fn carry_out(memory: &Memory, command: &RequestBody) -> Result<()> {
         DropParameters(name) => memory.parameters().remove(name),
         Hello(_) | Authenticate(_) | CreateTable(_) | DescribeTable(_) | DropTable(_) | OpenWriter(_) | Push(_)
         | Sample(_) | UpdatePriorities(_) | ReadSteps(_) | ReportCorrupt(_) | PutParameters(_) | GetParameters(_)
-        | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => {
+        | ChangeLease(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => {
             return Err(Error::Internal(format!("{} is not a command", command.name())));
         }
     }

@@ -175,6 +175,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         rows: Bytes::from_static(b"rows"),
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
         shares: Vec::new(),
+        lease: 0,
         credit: Some(Box::new(Credit(delivered.clone()))),
     };
     encode_reply(Reply { id: 9, body: ReplyBody::Sampled(sampled) }).unwrap()

@@ -87,7 +87,7 @@ pub fn view(value: &Bound<'_, PyAny>) -> PyResult<Option<ViewSpec>> {
     }
     let class = value.get_type();
     Err(PyTypeError::new_err(format!(
-        "a view is an NStep, Sequences or a Window, got {} {}",
+        "a view is an NStep, Sequences, a Trajectory or a Window, got {} {}",
         class.name()?,
         value.repr()?
     )))
@@ -249,6 +249,7 @@ named!(
     threshold U16,
     updates U64,
     values U32,
+    version U64,
     worker U16,
     workers U16,
     world U32,

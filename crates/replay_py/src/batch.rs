@@ -14,6 +14,7 @@ use replay_core::view::{Array, Buffer};
 
 use crate::class::attributes;
 use crate::interpreter::Call;
+use crate::lease::PyLease;
 use crate::structure::Structure;
 use crate::{array, error};
 
@@ -24,12 +25,19 @@ pub struct PyBatch {
     layout: Vec<Array>,
     /// NumPy arrays by name, made when first asked for; those with slashes in their names are in dictionaries and tuples.
     arrays: PyOnceLock<Py<PyDict>>,
+    /// Its lease, of a whole batch of an iterator with `acknowledge`.
+    lease: Option<Py<PyLease>>,
 }
 
 impl PyBatch {
     /// Arrays of `len` items or steps each, in one buffer.
     pub fn new(len: usize, layout: Vec<Array>) -> Self {
-        PyBatch { len, layout, arrays: PyOnceLock::new() }
+        PyBatch { len, layout, arrays: PyOnceLock::new(), lease: None }
+    }
+
+    /// The batch with its lease.
+    pub fn leased(self, py: Python<'_>, lease: PyLease) -> PyResult<Self> {
+        Ok(PyBatch { lease: Some(Py::new(py, lease)?), ..self })
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
@@ -60,11 +68,17 @@ fn numpy_arrays<'py>(
         let writable = writable || !array.shared;
         // SAFETY: the core aligns the elements of an array and keeps them inside its buffer, which is that of all arrays of a batch. It does
         // not move. While `owner` holds a reference, Rust reads it only to copy a slice (`_memory`), with the interpreter lock, as NumPy does.
-        let made = unsafe {
+        let over = |array: &Array| unsafe {
             let data = array.buffer.as_mut_ptr().add(array.offset);
             array::over(&owner, data, array.dtype, &array.shape, Some(&array.strides), writable)
-        }?;
-        arrays.set_item(&array.name, wrap(array, made)?)?;
+        };
+        let mut made = wrap(array, over(array)?)?;
+        if !array.offsets.is_empty() {
+            let levels = array.offsets.iter().map(|offsets| wrap(array, over(offsets)?));
+            let levels = levels.collect::<PyResult<Vec<_>>>()?;
+            made = py.import("innet_drl.ragged")?.call_method1("_of_memory", (made, levels, array.step))?;
+        }
+        arrays.set_item(&array.name, made)?;
     }
     Ok(arrays)
 }
@@ -99,6 +113,7 @@ attributes! { PyBatch as "Batch", |batch, py|
     probabilities: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probabilities");
     ids: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ids");
     ages: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ages");
+    versions: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "versions");
 }
 
 #[pymethods]
@@ -142,6 +157,25 @@ impl PyBatch {
 
     fn __len__(&self) -> usize {
         self.len
+    }
+
+    #[doc = stub_doc!("Batch.acknowledge")]
+    #[pyo3(signature = (timeout = 60.0))]
+    fn acknowledge(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let _call = Call::begin(py);
+        match &self.lease {
+            Some(lease) => lease.get().acknowledge(py, timeout),
+            None => Err(error::config(
+                py,
+                "this batch has no lease: acknowledge whole batches of an iterator with acknowledge=True, no parts and no copies",
+            )),
+        }
+    }
+
+    /// The lease, which batches of tensors take over.
+    #[getter]
+    fn _lease(&self, py: Python<'_>) -> Option<Py<PyLease>> {
+        self.lease.as_ref().map(|lease| lease.clone_ref(py))
     }
 
     #[doc = stub_doc!("Batch.keys")]
@@ -210,7 +244,8 @@ impl PyBatch {
     }
 
     /// The memory, for pickles and copies to a device: its used bytes as one flat uint8 array, and the arrays in it as (name, dtype,
-    /// shape, strides in elements, offset in bytes, whether other arrays share its bytes).
+    /// shape, strides in elements, offset in bytes, whether other arrays share its bytes, the shape, strides and offset of each level of
+    /// offsets, the step of a slice of these).
     fn _memory<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyList>)> {
         let _call = Call::begin(py);
         let (buffer, used) = (&self.layout[0].buffer, self.used());
@@ -229,17 +264,17 @@ impl PyBatch {
         // SAFETY: the bytes are within the buffer or the copy, which `owner` keeps, and nobody else writes there.
         let flat = unsafe { array::over(&owner, data, Dtype::Uint8, &[bytes], None, true) }?;
         let laid_out = PyList::empty(py);
-        for array in &self.layout {
+        let place = |array: &Array| -> PyResult<_> {
             let size = array.dtype.bytes();
             let strides = array.strides.iter().map(|stride| stride / size);
-            laid_out.append((
-                &array.name,
-                array::to_numpy(py, array.dtype),
-                PyTuple::new(py, &array.shape)?,
-                PyTuple::new(py, strides)?,
-                used.iter().rev().find_map(|(used, at)| Some(at + array.offset.checked_sub(used.start)?)),
-                array.shared,
-            ))?;
+            let offset = used.iter().rev().find_map(|(used, at)| Some(at + array.offset.checked_sub(used.start)?));
+            Ok((PyTuple::new(py, &array.shape)?, PyTuple::new(py, strides)?, offset))
+        };
+        for array in &self.layout {
+            let (shape, strides, offset) = place(array)?;
+            let levels = array.offsets.iter().map(place).collect::<PyResult<Vec<_>>>()?;
+            let dtype = array::to_numpy(py, array.dtype);
+            laid_out.append((&array.name, dtype, shape, strides, offset, array.shared, levels, array.step))?;
         }
         Ok((flat, laid_out))
     }
@@ -250,7 +285,8 @@ impl PyBatch {
     /// for a slice. They begin at multiples of [`Buffer::ALIGNMENT`], so that elements are aligned in a copy.
     fn used(&self) -> Vec<(Range<usize>, usize)> {
         const ALIGNMENT: usize = Buffer::ALIGNMENT;
-        let mut ranges: Vec<_> = self.layout.iter().map(|a| a.offset / ALIGNMENT * ALIGNMENT..a.end()).collect();
+        let arrays = self.layout.iter().flat_map(Array::with_offsets);
+        let mut ranges: Vec<_> = arrays.map(|a| a.offset / ALIGNMENT * ALIGNMENT..a.end()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
         let mut used: Vec<(Range<usize>, usize)> = Vec::new();
         for range in ranges {
@@ -267,7 +303,10 @@ impl PyBatch {
 }
 
 /// An array of a pickled batch, as in `_memory`.
-type Pickled<'py> = (String, Bound<'py, PyArrayDescr>, Vec<usize>, Vec<usize>, usize, bool);
+type Pickled<'py> =
+    (String, Bound<'py, PyArrayDescr>, Vec<usize>, Vec<usize>, usize, bool, Vec<PickledLevel>, Option<usize>);
+/// Shape, strides and offset of the offsets of a level.
+type PickledLevel = (Vec<usize>, Vec<usize>, usize);
 
 /// The batch that was pickled, from its length, its memory and the arrays in it.
 #[pyfunction(name = "_restored_batch")]
@@ -283,11 +322,18 @@ pub fn restored_batch(
     let mut buffer = Buffer::zeros(bytes.len()).map_err(|error| error::to_python(py, error))?;
     buffer.as_mut_slice().copy_from_slice(bytes);
     let buffer = Arc::new(buffer);
-    let arrays = pickled.into_iter().map(|(name, dtype, shape, strides, offset, shared)| {
+    let arrays = pickled.into_iter().map(|(name, dtype, shape, strides, offset, shared, levels, step)| {
+        let place = |name: String, dtype: Dtype, (shape, strides, offset): PickledLevel| {
+            let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes())).collect();
+            let buffer = buffer.clone();
+            let array = Array { name, dtype, shape, strides, offset, buffer, shared, offsets: Vec::new(), step };
+            array.is_within_buffer().then_some(array).ok_or_else(damaged)
+        };
         let dtype = array::from_numpy(&dtype).ok_or_else(damaged)?;
-        let strides = strides.iter().map(|stride| stride.saturating_mul(dtype.bytes())).collect();
-        let array = Array { name, dtype, shape, strides, offset, buffer: buffer.clone(), shared };
-        match array.is_within_buffer() && array.shape[0] == len {
+        let values = place(name, dtype, (shape, strides, offset))?;
+        let offsets = levels.into_iter().map(|level| place(String::new(), Dtype::Int64, level));
+        let array = Array { offsets: offsets.collect::<PyResult<_>>()?, ..values };
+        match array.shape[0] == len || !array.offsets.is_empty() {
             true => Ok(array),
             false => Err(damaged()),
         }

@@ -16,12 +16,14 @@ use replay_core::error::WaitReason;
 use replay_core::replay::{Replay, SampleChannel};
 use replay_core::view;
 use replay_link::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, SampleSource};
 use crate::error;
 use crate::interpreter::{self, Call};
+use crate::lease::PyLease;
 use crate::open_writers::{AwaitedWriters, Awaiting, OpenWriters};
 use crate::wait::{self, Closing, Exclusive, ProcessLocal};
 
@@ -43,6 +45,8 @@ pub struct PyBatches {
     writers_timeout: Option<Duration>,
     /// Begin of the wait for the next batch, if an earlier call has not got it.
     waits_since: Mutex<Option<Instant>>,
+    /// A batch whose lease an earlier call could not begin in time.
+    arrived: Mutex<Option<DecodedSample>>,
     /// Memory that is sampled. Weak: the source owns it.
     memory: Weak<dyn Replay<Error>>,
     description: String,
@@ -151,11 +155,20 @@ impl PyBatches {
             timeout,
             writers_timeout,
             waits_since: Mutex::default(),
+            arrived: Mutex::default(),
             memory,
             description,
             tables,
             writers,
         })
+    }
+
+    /// Begins the lease of a batch that the caller is about to get, if it has one.
+    fn begin_lease(&self, sampled: &DecodedSample, wait: &Wait<'_>) -> Result<()> {
+        match self.memory.upgrade() {
+            Some(memory) if sampled.lease > 0 => PyLease::change(&*memory, &self.tables[0], sampled.lease, true, wait),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -192,16 +205,35 @@ impl PyBatches {
         let sampled = awaited.blocking(py, closing, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
             let source = source;
-            next(&source, wait)
+            loop {
+                let arrived = lock(&self.arrived).take();
+                let sampled = arrived.map_or_else(|| next(&source, wait), Ok)?;
+                match self.begin_lease(&sampled, wait) {
+                    // Its connection has ended since it was sampled: its items come again.
+                    Err(error) if error.code() == ErrorCode::Lease => {}
+                    Err(error) => {
+                        *lock(&self.arrived) = Some(sampled);
+                        return Err(error);
+                    }
+                    Ok(()) => return Ok(sampled),
+                }
+            }
         })?;
         *lock(&self.waits_since) = None;
-        Ok(Some(sampled.delivered()))
+        let number = sampled.lease;
+        let batch = sampled.delivered();
+        if number == 0 {
+            return Ok(Some(batch));
+        }
+        let closing = self.source.closing().replay().cloned();
+        let lease = PyLease::new(self.memory.clone(), closing, self.tables[0].clone(), number);
+        batch.leased(py, lease).map(Some)
     }
 
     #[doc = stub_doc!("Batches.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
-        interpreter::detach(py, || drop(source));
+        interpreter::detach(py, || drop((source, lock(&self.arrived).take())));
         Ok(())
     }
 

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use base::notation::tuple;
 use base::wait::{Wait, lock};
 use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
@@ -104,7 +103,9 @@ impl TableDecoder {
         }
         let describe = |column: &Column| {
             let (dtype, codec) = (column.dtype.name(), column.codec.name());
-            format!("{} ({dtype}, {}, {codec})", column.name, tuple(&column.shape))
+            let most = column.max_length;
+            let most = if most == 0 { String::new() } else { format!(", max_length={most}") };
+            format!("{} ({dtype}, {}, {codec}{most})", column.name, column.shape_text())
         };
         let columns = |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
         let (our_columns, their_columns) = (columns(ours), columns(theirs));
@@ -166,6 +167,8 @@ impl TableShare {
 pub struct DecodedSample {
     pub batch: Batch,
     credit: Option<Box<dyn SampleCredit>>,
+    /// [`Sampled::lease`].
+    pub lease: u64,
 }
 
 impl DecodedSample {
@@ -245,11 +248,14 @@ impl SampleSource {
         let ends: Vec<usize> = ends.collect();
         let table_of = |item: usize| ends.partition_point(|&end| end <= item);
         let mut sampled = mix::combine(shares)?;
-        let credit = sampled.credit.take();
+        let (credit, lease) = (sampled.credit.take(), sampled.lease);
         // A mix has at most 256 tables.
         let tables = |item| table_of(item) as u8;
         let tables = self.mixed.then_some(&tables as &dyn Fn(usize) -> u8);
-        let batch = self.shares[0].decoder.decoder.decode_mix(&sampled, beta, tables)?;
+        // The tables of a mix have the same columns. Those that name no parameters have versions of 0.
+        let versioned = self.shares.iter().find(|share| share.decoder.config.parameters.is_some());
+        let decoder = &versioned.unwrap_or(&self.shares[0]).decoder.decoder;
+        let batch = decoder.decode_mix(&sampled, beta, tables)?;
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
             let table = &self.shares[table_of(rejected.item)].table;
@@ -268,6 +274,6 @@ impl SampleSource {
                 ),
             }
         }
-        Ok(DecodedSample { batch, credit })
+        Ok(DecodedSample { batch, credit, lease })
     }
 }

@@ -40,6 +40,7 @@ mod decoded_sample;
 mod error;
 mod gradients;
 mod interpreter;
+mod lease;
 mod log;
 mod open_writers;
 mod parameters;
@@ -62,7 +63,7 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 mod _core {
     #[pymodule_export]
     use super::replay::{PyEpisodes, PyMemory, PyReplay, PyServer, PyStoredTable, PyUpdateReceipt, connect};
-    use super::{arguments, batch, interpreter};
+    use super::{arguments, batch, interpreter, lease};
     #[pymodule_export]
     use super::{
         batch::PyBatch, batches::PyBatches, gradients::PyGradientUpdates, gradients::PyGradientWorker,
@@ -82,6 +83,7 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("fstack_release", innet_replay::fstack_release())?;
         // Not in `__all__`: for definitions and pickles.
+        module.setattr("_Lease", module.py().get_type::<lease::PyLease>())?;
         module.setattr("_Checked", module.py().get_type::<arguments::PyChecked>())?;
         module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)
     }

@@ -246,9 +246,9 @@ impl PyReplay {
     ) -> PyResult<Option<PyParameters>> {
         let _call = Call::begin(py);
         let device = device.map(|name| array::torch_device(py, name)).transpose()?;
-        let writer = writer.as_ref().map(|writer| &writer.id);
+        let id = writer.as_ref().map(|writer| &writer.id);
         let found = self.call(py, timeout, |replay, wait| {
-            let Some(found) = replay.get_parameters(name, newer_than, writer, wait)? else {
+            let Some(found) = replay.get_parameters(name, newer_than, id, wait)? else {
                 if newer_than == 0 && !self.unknown_parameters_named.load(Ordering::Relaxed) {
                     self.name_unknown_parameters(name, replay, wait);
                 }
@@ -257,6 +257,9 @@ impl PyReplay {
             let tensors = parameters::read(name, found.bytes)?;
             Ok(Some((found.version, tensors)))
         })?;
+        if let Some(writer) = &writer {
+            writer.has_parameters(name, found.as_ref().map_or(newer_than, |(version, _)| *version));
+        }
         found.map(|(version, tensors)| PyParameters::new(py, version, tensors, device.as_ref())).transpose()
     }
 

@@ -15,7 +15,16 @@ impl Structure {
         for name in names {
             name.split('/').fold(&mut root, |parent, part| parent.add(part));
         }
+        root.order();
         root
+    }
+
+    /// Orders parts that are numbered from 0: ragged arrays of a batch follow the others.
+    fn order(&mut self) {
+        if (0..self.0.len()).all(|index| self.get(&index.to_string()).is_some()) {
+            self.0.sort_by_key(|(part, _)| part.parse::<usize>().ok());
+        }
+        self.0.iter_mut().for_each(|(_, structure)| structure.order());
     }
 
     fn add(&mut self, part: &str) -> &mut Structure {
@@ -56,6 +65,12 @@ impl Structure {
             return read(path, value);
         }
         let is_tuple = self.is_tuple();
+        let mut named = None;
+        if !is_tuple && is_sequence(value) {
+            let parts = PyTuple::new(value.py(), self.0.iter().map(|(part, _)| part))?;
+            named = Some(value.py().import("innet_drl.structures")?.call_method1("named_parts", (value, parts))?);
+        }
+        let value = named.as_ref().unwrap_or(value);
         let names = || {
             let names: Vec<_> = self.0.iter().map(|(part, _)| part.as_str()).collect();
             names.join(", ")

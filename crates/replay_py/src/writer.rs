@@ -1,6 +1,8 @@
 //! `Writer`: one `append` per step, one row per stream; and its state, which samples that wait for steps share.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+mod rows;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -12,17 +14,18 @@ use base::wait::{Wait, lock};
 use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
-use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
+use replay_core::writer::{FinalObservations, StepBatch, Writer, WriterCounters};
 use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
-use crate::array::{self, Expected, Input};
+use crate::array;
 use crate::class::{attributes, context_manager};
-use crate::error;
 use crate::interpreter::{self, Call};
 use crate::open_writers::OpenWriters;
 use crate::structure::Structure;
 use crate::wait::{self, Closing, Exclusive, ProcessLocal};
+use crate::{arguments, error};
+use rows::{by_column, values};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -42,6 +45,8 @@ pub struct PyWriter {
     name: String,
     num_envs: usize,
     structure: Structure,
+    /// Version of the table's parameters in the last `get_parameters` with this writer. Relaxed: it publishes nothing else.
+    version: AtomicU64,
     /// Argument name of the final observation: `final_` and the view's observation.
     final_observation: Option<String>,
 }
@@ -76,6 +81,7 @@ impl PyWriter {
                 Ok(())
             })?,
             structure: Structure::of(config.columns.iter().map(|column| column.name.as_str())),
+            version: AtomicU64::new(0),
             config,
             id,
             name,
@@ -84,102 +90,10 @@ impl PyWriter {
         })
     }
 
-    /// Shape of an argument of `append`, or of a block of steps; `row` is the shape of one row.
-    fn shape(&self, steps: Option<usize>, row: &[u32]) -> Vec<usize> {
-        let rows = steps.into_iter().chain([self.num_envs]);
-        rows.chain(row.iter().map(|&n| n as usize)).collect()
-    }
-
-    /// Reads one argument.
-    fn read<'py>(
-        &self,
-        steps: Option<usize>,
-        name: &str,
-        value: &Bound<'py, PyAny>,
-        dtype: Dtype,
-        row: &[u32],
-    ) -> PyResult<Input<'py>> {
-        let shape = self.shape(steps, row);
-        let expected = Expected { dtype, shape: &shape };
-        array::read(value, Some(expected), |reason| {
-            let reason = format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name());
-            error::schema(value.py(), &self.config.name, reason)
-        })
-    }
-
-    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the first of them.
-    fn elements<'py>(
-        &self,
-        steps: Option<usize>,
-        name: &str,
-        value: &Bound<'py, PyAny>,
-        allowed: &[Dtype],
-        expected: &str,
-    ) -> PyResult<Input<'py>> {
-        let input = self.read(steps, name, value, allowed[0], &[])?;
-        let shape = self.shape(steps, &[]);
-        if allowed.contains(&input.dtype) && input.shape == shape {
-            return Ok(input);
-        }
-        let axes = if steps.is_some() { "steps, environments" } else { "environments" };
-        let got = format!("{}{:?}", input.dtype.name(), input.shape);
-        let reason = format!("{name:?} has to be {expected}{shape:?} ({axes}), got {got}");
-        Err(error::schema(value.py(), &self.config.name, reason))
-    }
-
-    fn flags(&self, steps: Option<usize>, name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<bool>>> {
-        let Some(value) = value else { return Ok(None) };
-        let input = self.elements(steps, name, value, &[Dtype::Bool], "bool")?;
-        // Converted, because a byte of a NumPy bool may be greater than 1.
-        Ok(Some(input.bytes().iter().map(|&byte| byte != 0).collect()))
-    }
-
-    fn column<'py>(
-        &self,
-        steps: Option<usize>,
-        name: &str,
-        column: &str,
-        value: &Bound<'py, PyAny>,
-    ) -> PyResult<Input<'py>> {
-        let found = self.config.columns.iter().find(|known| known.name == column);
-        match found {
-            Some(column) => {
-                let refuse = |reason| error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"));
-                let text = array::text_to_bytes(column, value, refuse)?;
-                let value = text.as_ref().unwrap_or(value);
-                self.read(steps, name, value, column.dtype, &column.shape)
-            }
-            None => {
-                let names = self.config.column_names();
-                let reason = format!("the table has no column {column:?}; it has {names}");
-                Err(error::schema(value.py(), &self.config.name, reason))
-            }
-        }
-    }
-
-    /// Reads the argument `name`, with the column or the parts of `column`.
-    fn columns<'py>(
-        &self,
-        steps: Option<usize>,
-        name: &str,
-        column: &str,
-        value: &Bound<'py, PyAny>,
-        inputs: &mut Vec<(String, Input<'py>)>,
-    ) -> PyResult<()> {
-        let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
-        let mut add = |path: &str, column: String, value: &Bound<'py, PyAny>| {
-            let input = self.column(steps, path, &column, value)?;
-            if column.contains('/') && inputs.iter().any(|(known, _)| *known == column) {
-                return Err(refuse(format!("column {column:?} is given twice")));
-            }
-            inputs.push((column, input));
-            Ok(())
-        };
-        match self.structure.get(column).filter(|structure| !structure.is_array()) {
-            None => add(name, column.to_owned(), value),
-            Some(parts) => parts.read(name, value, &refuse, &mut |path, value| {
-                add(path, format!("{column}{}", &path[name.len()..]), value)
-            }),
+    /// Notes the version of parameters that the next steps are made with.
+    pub fn has_parameters(&self, name: &str, version: u64) {
+        if version > 0 && self.config.parameters.as_deref() == Some(name) {
+            self.version.store(version, Ordering::Relaxed);
         }
     }
 
@@ -209,6 +123,15 @@ impl PyWriter {
                 self.columns(steps, &name, &name, &value, &mut inputs)?;
             }
         }
+        let version = match rows.version {
+            None => self.version.load(Ordering::Relaxed),
+            // A table that names no parameters may have such a column.
+            Some(value) if self.structure.get("version").is_some() => {
+                self.columns(steps, "version", "version", value, &mut inputs)?;
+                0
+            }
+            Some(version) => arguments::version(version)?,
+        };
         if final_q.is_some() && last.is_empty() {
             return Err(error::schema(
                 py,
@@ -231,6 +154,7 @@ impl PyWriter {
             final_observations: same_step,
             q: q.as_ref().map(values),
             priority: priority.as_deref(),
+            version,
         };
         self.writer.call(py, timeout, |writer, wait| {
             writer.call(wait, |writer| match steps {
@@ -270,16 +194,8 @@ struct Rows<'a, 'py> {
     q: Option<&'a Bound<'py, PyAny>>,
     priority: Option<&'a Bound<'py, PyAny>>,
     final_q: Option<&'a Bound<'py, PyAny>>,
+    version: Option<&'a Bound<'py, PyAny>>,
     columns: Option<&'a Bound<'py, PyDict>>,
-}
-
-fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
-    Values::new(input.dtype, &input.shape, input.bytes())
-}
-
-fn by_column<'a>(inputs: &'a [(String, Input<'_>)]) -> Vec<(&'a str, Values<'a>)> {
-    let inputs = inputs.iter();
-    inputs.map(|(column, input)| (column.as_str(), values(input))).collect()
 }
 
 attributes! { PyWriter as "Writer", |writer, py|
@@ -309,7 +225,8 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
 impl PyWriter {
     #[doc = stub_doc!("Writer.append")]
     #[pyo3(signature = (
-        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, version = None,
+        timeout = 60.0, **columns
     ))]
     fn append(
         &self,
@@ -321,17 +238,19 @@ impl PyWriter {
         q: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
         final_q: Option<&Bound<'_, PyAny>>,
+        version: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, version, columns };
         self.append_rows(py, &rows, None, timeout)
     }
 
     #[doc = stub_doc!("Writer.extend")]
     #[pyo3(signature = (
-        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, timeout = 60.0, **columns
+        *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q = None, version = None,
+        timeout = 60.0, **columns
     ))]
     fn extend(
         &self,
@@ -343,11 +262,12 @@ impl PyWriter {
         q: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
         final_q: Option<&Bound<'_, PyAny>>,
+        version: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, version, columns };
         // Only the steps: `flags` checks the rest.
         let block = array::read(terminated, None, |reason| {
             error::schema(py, &self.config.name, format!("\"terminated\": {reason}"))
@@ -367,10 +287,16 @@ impl PyWriter {
         self.append_rows(py, &rows, Some(steps), timeout)
     }
 
-    /// For the recorder: the parts of each column as dictionaries, and `None` for one array.
+    /// For the recorder: the parts of each column as dictionaries, `None` for one array, and the dtype of a ragged column.
     #[getter]
     fn _parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.structure.to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
+        self.structure.to_dict(py, "", &|name| {
+            let column = self.config.column_index(name).map(|index| &self.config.columns[index]);
+            match column.filter(|column| column.is_ragged()) {
+                Some(column) => Ok(array::to_numpy(py, column.dtype).into_any()),
+                None => Ok(py.None().into_bound(py)),
+            }
+        })
     }
 
     /// For the recorder: the argument of `append` for last observations, `None` for a view without observations.

@@ -27,6 +27,7 @@ use base::system;
 use base::wait::Wait;
 use replay_core::error::WaitReason;
 use replay_core::replay::{OpenWriter, SampleRequest, WriterOpened};
+use replay_core::table::leases::Reader;
 use replay_core::table::{Attempt, PendingCall, Table, Turn, WriterConnection};
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
@@ -106,12 +107,17 @@ pub struct ConnectionHandler<'a, S> {
     pub handshake_deadline: Instant,
     /// The connection, as tables know it from its writers.
     pub writers: Arc<WriterConnection>,
+    /// The connection as the reader of its leased batches.
+    pub reader: Reader,
 }
 
 impl<S> Drop for ConnectionHandler<'_, S> {
-    /// Disconnects the writers, also of a connection that panicked or whose thread has ended.
+    /// Disconnects the writers and returns leased batches, also of a connection that panicked or whose thread has ended.
     fn drop(&mut self) {
         self.writers.end(system::now());
+        for table in self.context.service.memory.tables() {
+            table.return_leases(&self.reader);
+        }
     }
 }
 
@@ -302,7 +308,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         unread: Rc<UnreadReplies>,
         role: Role,
     ) -> Result<()> {
-        let dispatcher = Dispatcher::new(&self.context.service, unread, self.phase.clone());
+        let dispatcher = Dispatcher::new(&self.context.service, unread, self.phase.clone(), Arc::clone(&self.reader));
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
         let mut phase = self.phase.clone();

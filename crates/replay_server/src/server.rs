@@ -30,6 +30,7 @@ use crate::snapshots::file::Disk;
 use base::wait::lock;
 use replay_core::memory::Memory;
 use replay_core::table::WriterConnection;
+use replay_core::table::leases::Reader;
 use replay_link::error::{Error, Result};
 use replay_link::framing::broken;
 use replay_link::stack::{Address, Stack, until};
@@ -285,6 +286,7 @@ impl Server {
             slot: &accepted.slot,
             handshake_deadline: stack.now() + self.handshake_deadline,
             writers: Arc::<WriterConnection>::default(),
+            reader: Reader::from(&*accepted.peer),
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {

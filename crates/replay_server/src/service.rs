@@ -29,6 +29,7 @@ use base::notation::shortened;
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
+use replay_core::table::leases::Reader;
 use replay_core::table::{Attempt, Table, Turn};
 use replay_link::carry_out;
 use replay_link::error::{Error, Result};
@@ -198,7 +199,7 @@ impl Service {
     }
 
     /// Tries a request once; `table` is the one that it is about. In the `last` attempt a request with `allow_short` samples the
-    /// available items. All attempts at one request share its `turn`.
+    /// available items. All attempts at one request share its `turn`. Leased batches are held for the `reader`.
     ///
     /// # Errors
     /// The error to answer the request with.
@@ -208,6 +209,7 @@ impl Service {
         table: Option<&NumberedTable>,
         last: bool,
         turn: &mut Turn,
+        reader: &Reader,
     ) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let of_table = || match table {
@@ -232,7 +234,13 @@ impl Service {
                 return Ok(pushed.map(ReplyBody::Pushed));
             }
             RequestBody::Sample(request) => {
-                return Ok(self.sample(&of_table()?, request, last, turn)?.map(ReplyBody::Sampled));
+                let table = of_table()?;
+                let sampled = self.sample(&table, request, last, turn)?;
+                return Ok(sampled.map(|sampled| ReplyBody::Sampled(table.hold(request, sampled, reader))));
+            }
+            RequestBody::ChangeLease(change) => {
+                of_table()?.change_lease(*change)?;
+                ReplyBody::Done
             }
             RequestBody::UpdatePriorities(update) => {
                 ReplyBody::Updated(of_table()?.update_priorities(&update.ids, &update.priorities)?)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use replay_client::{Address, Client, ConnectOptions};
-use replay_core::replay::{Replay, UpdateReceipt};
+use replay_core::replay::{ChangeLease, Replay, SampleRequest, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
 use replay_link::error::{Error, Result};
@@ -68,9 +68,45 @@ pub fn exercise(replay: &Client) {
     replay.command(empty, wait).unwrap();
     let error = replay.sample("steps", &sample_request(1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
+    exercise_leases(replay);
     replay.drop_table("steps", wait).unwrap();
     let error = replay.sample("steps", &sample_request(1), wait).err().unwrap();
     assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
+}
+
+/// Batches of a queue over two connections, of which one ends.
+fn exercise_leases(replay: &Client) {
+    let wait = &soon();
+    let config = TableConfig { queue_size: 40, ..queue("queue") };
+    replay.create_table(&config, wait).unwrap();
+    let mut pushes = replay.open_writer("queue", writer(2), wait).unwrap();
+    pushes.push(steps(0, 40), wait).unwrap();
+    pushes.flush(wait).unwrap();
+    let request = SampleRequest { lease_ms: SampleRequest::NO_END, ..sample_request(10) };
+    let [mut one, mut other] = [(); 2].map(|()| replay.sampler("queue", request, 0).unwrap());
+    let batches = [one.next(wait).unwrap(), other.next(wait).unwrap(), other.next(wait).unwrap()];
+    assert_eq!(batches.each_ref().map(|batch| numbers(batch)[0]), [0, 10, 20]);
+    let change = |batch: usize, begin| {
+        let change = ChangeLease { lease: batches[batch].lease, begin };
+        replay.change_lease("queue", change, wait).map_err(|error| error.code())
+    };
+    for (batch, begin) in [(0, true), (1, true), (1, false)] {
+        assert_eq!(change(batch, begin), Ok(()));
+    }
+    pushes.push(steps(40, 11), wait).unwrap();
+    pushes.flush(wait).unwrap();
+    let short = Wait::until(Some(Instant::now() + Duration::from_millis(300)));
+    pushes.push(steps(51, 1), &short).unwrap();
+    let error = pushes.flush(&short).unwrap_err().to_string();
+    assert!(error.contains("is full: 41 of its items") && error.contains("10 are on their way to reader"), "{error}");
+    drop(other);
+    let items = || replay.stats(wait).unwrap()["tables"]["queue"]["leases"].as_array().unwrap().len();
+    until("the connection's lease has ended", || items() == 1);
+    assert_eq!(change(2, true), Err(ErrorCode::Lease));
+    assert_eq!(change(0, false), Ok(()));
+    pushes.close(wait).unwrap();
+    assert_eq!(drain(replay, "queue"), (20..52).collect::<Vec<_>>());
+    replay.drop_table("queue", wait).unwrap();
 }
 
 #[test]

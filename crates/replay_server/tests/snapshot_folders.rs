@@ -88,11 +88,14 @@ fn a_snapshot_of_a_later_release_refuses_the_start() {
     let folder = tempfile::tempdir().unwrap();
     save_two(folder.path());
     let before = names(folder.path());
+    let newest = folder.path().join("0000000002.snapshot");
+    let mut bytes = fs::read(&newest).unwrap();
     // The number of the format and its complement.
-    for at in [8, 10] {
-        change_byte(&folder.path().join("0000000002.snapshot"), at);
-    }
-    for part in ["0000000002.snapshot", "format 3", "start the release that has saved it, or move that file out of"] {
+    bytes[8] ^= 0x80;
+    bytes[10] ^= 0x80;
+    let format = format!("format {}", bytes[8]);
+    fs::write(&newest, bytes).unwrap();
+    for part in ["0000000002.snapshot", &format, "start the release that has saved it, or move that file out of"] {
         let refused = open(folder.path()).err().unwrap().to_string();
         assert!(refused.contains(part), "{refused}");
     }

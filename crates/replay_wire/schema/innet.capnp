@@ -33,12 +33,15 @@
 #   rows    `rows` times a row of fixed size; a row is
 #             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row, 16 difference,
 #                        32 reference (in replies alone)
-#             columns    each column whose codec is `none`, in the table's order, raw
+#             columns    each column of fixed shape whose codec is `none`, in the table's order, raw
 #             lengths    u32 for each other column, in the table's order: the length of its
 #                        blob, plus 2^31 where that is a difference
+#             counts     u32 for each ragged column, whose shape begins with 0, in the table's
+#                        order: the elements of its value along this dimension
 #   blobs   row after row, column after column: the blobs of the other columns. A blob as long
-#           as the raw column is the raw column; a longer one is refused. A shorter one, unless
-#           it is a difference, is packed by the column's codec:
+#           as the raw value is the raw value; a longer one is refused. A shorter one, unless
+#           it is a difference, is packed by the column's codec. The blob of a ragged column is
+#           empty where its count is 0, and never a difference:
 #             lz4        an LZ4 block, without a length prefix
 #             zstd       a zstd frame, without a dictionary
 #
@@ -96,6 +99,7 @@ struct Request {
     # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
     readSteps @20 :ReadSteps;
     dropParameters @21 :Text;
+    changeLease @24 :ChangeLease;
   }
 }
 
@@ -107,7 +111,7 @@ struct Reply {
     welcome @3 :Data;
     # the server's proof; empty without a token
     done @4 :Void;
-    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot
+    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot, changeLease
     table @5 :Text;
     # describeTable: a TableDefinition
     writer @6 :WriterOpened;
@@ -161,6 +165,7 @@ enum ErrorCode {
   # A failure of the service that `callExtension` went to.
   forbidden @24;
   outOfMemory @25;
+  lease @26;
 }
 
 struct Error {
@@ -197,16 +202,21 @@ struct Challenge {
 #    "columns": [{"name": "observation", "dtype": "float32", "shape": [4], "codec": "none", "finite": true}],
 #    "capacity": 1000, "capacity_bytes": 0, "sampler": "prioritized", "priority_exponent": 0.6,
 #    "priority_unit_log2": -19, "live_max_priority": false, "max_times_sampled": 0, "min_size": 1,
-#    "samples_per_insert": 0.0, "slack": 0.0, "max_version_lag": 0, "view": {...}}
+#    "samples_per_insert": 0.0, "slack": 0.0, "queue_size": 0, "max_version_lag": 0, "view": {...}}
 #
 #   dtype                in NumPy's names
-#   codec                none, lz4, zstd; without one, by the size of a value
+#   shape                of one value; with 0 in the first place the column is ragged: each value has a length of its own
+#   max_length           the longest of these, in elements; 0, the default, sets no limit, and is left out
+#   codec                none, lz4, zstd; without one, by the size of a value, and none for ragged columns
 #   finite               writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
 #                        table's view; a server does not look into rows
 #   sampler              prioritized, uniform, fifo, lifo, max_heap, min_heap, rank_based
 #   live_max_priority    items without a priority take the largest of the live items, not the largest ever
+#   queue_size           of a queue: items for which it has room; 0 is none
 #   max_times_sampled, samples_per_insert, max_version_lag
 #                        0 sets no limit. The last: versions by which the parameters of a writer may be behind while it pushes
+#   parameters           name of the parameters whose versions chunks have; left out without
+#   max_sample_lag       versions by which a sampled item may be behind the newest of these; left out without a limit
 #   view                 of writers and samples that name none
 #
 # All but name, columns and capacity may be left out, and of a column all but name and dtype.
@@ -260,6 +270,8 @@ struct Chunk {
   firstStep @2 :UInt64;
   # the stream's number of the first row; a gap ends every open window of the stream
   bytes @3 :UInt32;
+  version @4 :UInt64;
+  # of the parameters that the rows come from (`parameters` in TableDefinition); 0 is unknown
 }
 
 struct Item {
@@ -291,6 +303,9 @@ struct Sample {
   definition @6 :UInt32;
   # Checksum (CRC-32, never 0) of the columns and the view that the client decodes with: a table of another definition answers with
   # the error `tableDiffers`. 0 is any definition.
+  leaseMs @7 :UInt32;
+  # Not 0: the items stay in the table, and with this connection, until they are acknowledged, or it ends. They also return to where they
+  # were so many milliseconds after the lease was begun; 2^32 - 1 is no end. Not for a share.
 }
 
 struct BatchShare {
@@ -318,6 +333,17 @@ struct Sampled {
   # 0 unless asked for
   state @9 :ShareState;
   # for a share of a batch
+  versions @10 :List(UInt64);
+  # the smallest version of each item's chunks, 0 is unknown; empty where all are
+  lease @11 :UInt64;
+  # a random number, 0 without a lease
+}
+
+struct ChangeLease {
+  # Of a batch of the request's table, over any connection; the error is `lease` if it is over.
+  lease @0 :UInt64;
+  begin @1 :Bool;
+  # The batch has reached its caller, and the time of its lease begins; else it is acknowledged.
 }
 
 struct ShareState {

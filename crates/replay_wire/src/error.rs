@@ -85,6 +85,7 @@ impl From<&replay_core::Error> for ErrorCode {
             Error::View { .. } => ErrorCode::View,
             Error::Fenced { .. } => ErrorCode::Fenced,
             Error::Expired { .. } => ErrorCode::Expired,
+            Error::Lease { .. } => ErrorCode::Lease,
             Error::Misuse(_) => ErrorCode::Protocol,
             Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
             Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,

@@ -318,7 +318,7 @@ fn request_words(body: &RequestBody) -> usize {
     FEW_WORDS
         + match body {
             RequestBody::CreateTable(table) => 64 + 16 * table.columns.len(),
-            RequestBody::Push(push) => 3 * (push.body.chunks.len() + push.body.items.len()),
+            RequestBody::Push(push) => 4 * push.body.chunks.len() + 3 * push.body.items.len(),
             RequestBody::UpdatePriorities(update) => update.ids.len() + update.priorities.len(),
             _ => 0,
         }
@@ -328,8 +328,8 @@ fn request_words(body: &RequestBody) -> usize {
 fn reply_words(body: &ReplyBody) -> usize {
     FEW_WORDS
         + match body {
-            ReplyBody::Sampled(sampled) => 4 * sampled.items.len(),
-            ReplyBody::StepsRead(read) => 4 * read.chunks.len(),
+            ReplyBody::Sampled(sampled) => 5 * sampled.items.len(),
+            ReplyBody::StepsRead(read) => 5 * read.chunks.len(),
             ReplyBody::Stats(json) => json.len() / 8,
             ReplyBody::Listing(listing) => 64 * listing.tables.len() + 8 * listing.parameters.len(),
             _ => 0,

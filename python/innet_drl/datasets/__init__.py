@@ -13,8 +13,9 @@
 | `minari:NAME` | Minari | a data set of this machine, by its id; needs `minari` |
 
 Rows are as a table stores them: its columns, `terminated`, `truncated`, `final` (a row with only the last observation
-of an episode) and `episode` (a number). Reading and writing hold a few episodes in memory, never the data set. The
-columns of an observation of several parts are `observation/camera` and so on.
+of an episode) and `episode` (a number). Columns of any length are `Ragged`, which Minari does not take. Reading and
+writing hold a few episodes in memory, never the data set. The columns of an observation of several parts are
+`observation/camera` and so on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
@@ -36,7 +38,7 @@ from innet_drl.errors import naming_extras
 
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 
-View: TypeAlias = innet.NStep | innet.Sequences | innet.Window
+View: TypeAlias = innet.NStep | innet.Sequences | innet.Trajectory | innet.Window
 Convert: TypeAlias = Callable[[Iterator[rows.Block]], Iterator[rows.Block]]
 
 logger = logging.getLogger(__name__)
@@ -288,7 +290,11 @@ def _append(
                     now = written.index(min(written))
                 if priority is not None:
                     piece["priority"] = np.full(size, priority)
-                steps = structures.unflatten({name: array[:, None] for name, array in piece.items()})
+                # The rows of a `Ragged` are those of the one stream.
+                of_stream = {
+                    name: array if isinstance(array, innet.Ragged) else array[:, None] for name, array in piece.items()
+                }
+                steps = structures.unflatten(of_stream)
                 try:
                     writers[now].extend(**steps, timeout=timeout)
                 except errors.SchemaError as error:
@@ -312,7 +318,8 @@ def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int
 
 def _scratch(definition: innet.Table) -> innet.Table:
     """A table of the same columns that keeps a few steps, and never waits for samples."""
-    step_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape)) for column in definition.columns.values())
+    shapes = [(column.dtype.itemsize, column.shape[column.is_ragged :]) for column in definition.columns.values()]
+    step_bytes = sum(itemsize * math.prod(map(int, shape)) for itemsize, shape in shapes)
     # Room for a few chunks of large steps.
     capacity_bytes = max(_SCRATCH_BYTES, 200 * step_bytes)
     return innet.Table(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from innet_drl import errors, structures
 from innet_drl.datasets import rows
+from innet_drl.ragged import Ragged
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def storable(name: str, blocks: Iterable[rows.Block]) -> Iterator[rows.Block]:
         if block["final"][-1]:
             yield block
         elif block["terminated"][-1]:
-            yield {column: np.concatenate([array, array[-1:]]) for column, array in block.items()} | {
+            yield {column: rows.joined([array, array[-1:]]) for column, array in block.items()} | {
                 "final": np.append(block["final"], True),
                 "terminated": np.append(block["terminated"], False),
             }
@@ -91,6 +92,11 @@ def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
     if first is None:
         raise errors.ConfigError(f"minari:{name}: there is no episode to write")
     present = {column.partition("/")[0] for column in first}
+    if ragged := [column for column, array in first.items() if isinstance(array, Ragged)]:
+        raise errors.SchemaError(
+            f"minari:{name}: column {ragged[0]!r} has values of any length, which are not written to Minari: write "
+            "Parquet, or leave the column out"
+        )
     if missing := [column for column in _NAMES if column not in present]:
         raise errors.SchemaError(
             f"minari:{name}: there is no column {missing[0]!r}, which a Minari data set has; "
@@ -174,8 +180,10 @@ def _infos(infos: Any, steps: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def _padded(values: NDArray[Any], count: int) -> NDArray[Any]:
+def _padded(values: Any, count: int) -> Any:
     """The values, and zeros for the final row."""
+    if isinstance(values, Ragged):
+        return Ragged(values.values, np.append(values.offsets, values.offsets[-1:].repeat(count - len(values))))
     return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]), values.dtype)])
 
 

@@ -2,7 +2,8 @@
 
 A column of numbers is a column of them. An array of bytes (uint8, int8) is a fixed-size binary, which Parquet copies
 where it would encode each element of a list as four bytes; other arrays are fixed-size lists. The file's metadata have
-dtypes and shapes under `innet_drl`. Other files may have lists, binaries and tensors of any of Arrow's kinds.
+dtypes and shapes under `innet_drl`. A `Ragged` is a column of lists, and of bytes one of binaries. Other files may have
+lists, binaries and tensors of any of Arrow's kinds.
 
 Each page has a checksum, which a reader compares. It leaves out headers and the footer, as Parquet's format does.
 """
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from innet_drl.datasets import rows
 from innet_drl.errors import SchemaError
+from innet_drl.ragged import Ragged
 
 _KEY = b"innet_drl"
 _GROUP_ROWS = 65_536
@@ -36,7 +38,7 @@ def write(path: str, blocks: Iterator[rows.Block]) -> None:
     """Writes the rows, at least one block, and replaces the file once they are complete."""
     part = Path(f"{path}.part")
     first = next(blocks)
-    row_bytes = sum(array.nbytes for array in first.values()) // len(first["final"])
+    row_bytes = sum(map(_bytes, first.values())) // len(first["final"])
     most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
     held: list[rows.Block] = []
     count = 0
@@ -62,13 +64,13 @@ def _writer(file: IO[bytes], block: rows.Block) -> pq.ParquetWriter:
         _schema(block),
         compression="zstd",
         compression_level=1,
-        use_dictionary=[name for name, array in block.items() if array.ndim == 1],
+        use_dictionary=[name for name, array in block.items() if rows.kind_of(array)[1] == ()],
         write_page_checksum=True,
     )
 
 
 def _write_group(writer: pq.ParquetWriter, held: list[rows.Block]) -> None:
-    arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in held[0]]
+    arrays = [_to_arrow(rows.joined([block[name] for block in held])) for name in held[0]]
     held.clear()
     writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
 
@@ -80,7 +82,8 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
         groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
         # Of other files the size before compression, which dictionaries may have made smaller.
         encoded = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
-        decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in known.values())
+        fixed = [one for one in known.values() if one["shape"][:1] != [None]]
+        decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in fixed)
         most = max(1, min(_READ_ROWS, _GROUP_BYTES // max(1, encoded, decoded)))
         names: list[str] = file.schema_arrow.names
         read = [name for name in names if wanted is None or name in wanted]
@@ -103,11 +106,25 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
 
 def _schema(block: rows.Block) -> pa.Schema:
     fields = [pa.field(name, _to_arrow(array[:1]).type, nullable=False) for name, array in block.items()]
-    known = {name: {"dtype": array.dtype.name, "shape": array.shape[1:]} for name, array in block.items()}
+    kinds = {name: rows.kind_of(array) for name, array in block.items()}
+    known = {name: {"dtype": dtype.name, "shape": shape} for name, (dtype, shape) in kinds.items()}
     return pa.schema(fields, metadata={_KEY: json.dumps(known).encode()})
 
 
-def _to_arrow(array: NDArray[Any]) -> pa.Array:
+def _bytes(array: Any) -> int:
+    return _bytes(array.values) + array.offsets.nbytes if isinstance(array, Ragged) else int(array.nbytes)
+
+
+def _to_arrow(array: Any) -> pa.Array:
+    if isinstance(array, Ragged):
+        values = np.ascontiguousarray(array.values)
+        size = math.prod(values.shape[1:])
+        if values.dtype in (np.uint8, np.int8):
+            offsets = pa.py_buffer(array.offsets * size)
+            return pa.Array.from_buffers(pa.large_binary(), len(array), [None, offsets, pa.py_buffer(values)])
+        numbers = pa.array(values.reshape(-1))
+        lists = numbers if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(numbers, size)
+        return pa.LargeListArray.from_arrays(pa.array(array.offsets), lists)
     array = np.ascontiguousarray(array)
     if array.ndim == 1:
         return pa.array(array)
@@ -117,7 +134,7 @@ def _to_arrow(array: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size)
 
 
-def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[str, Any] | None) -> NDArray[Any]:
+def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[str, Any] | None) -> Any:
     """The values of a column, whose first row is row `begin` of the file."""
     count = len(column)
     shape: list[int] = []
@@ -132,6 +149,8 @@ def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[st
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     kind = column.type
+    if known is not None and known["shape"][:1] == [None]:
+        return _to_ragged(column, np.dtype(known["dtype"]), known["shape"][1:])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.asarray(column.to_pylist())
     if pa.types.is_fixed_size_binary(kind):
@@ -143,6 +162,13 @@ def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[st
         shape.append(_length(name, pc.binary_length(column)))
         values = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
     else:
+        if _is_list(kind) and not _equal_lengths(column):
+            inner = kind.value_type
+            if _is_list(inner) and not pa.types.is_fixed_size_list(inner):
+                raise ValueError(f"the values of column {name!r} have lists of several lengths in lists")
+            sizes = [inner.list_size] if _is_list(inner) else []
+            numbers = inner.value_type if _is_list(inner) else inner
+            return _to_ragged(column, np.dtype(numbers.to_pandas_dtype()), sizes)
         while _is_list(column.type):
             shape.append(_length(name, pc.list_value_length(column)))
             column = column.flatten()
@@ -161,12 +187,35 @@ def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[st
     return shaped.transpose(0, *[1 + axis for axis in order]) if order else shaped
 
 
+def _to_ragged(column: pa.Array, dtype: np.dtype[Any], inner: list[int]) -> Ragged:
+    binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    if binary:
+        lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
+        values = np.frombuffer(b"".join(column.to_pylist()), np.uint8).view(dtype)
+        lengths = lengths // (math.prod(inner) * dtype.itemsize)
+    else:
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        column = column.flatten()
+        if inner:
+            column = column.flatten()
+        if column.null_count:
+            raise ValueError("a list has a null")
+        values = column.to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return Ragged(values.reshape(-1, *inner), offsets)
+
+
 def _length(name: str, lengths: pa.Array) -> int:
     """The elements that each value has."""
     least, most = pc.min_max(lengths).as_py().values()
     if least != most:
         raise ValueError(f"the values of column {name!r} have {least} to {most} elements")
     return least or 0
+
+
+def _equal_lengths(column: pa.Array) -> bool:
+    least, most = pc.min_max(pc.list_value_length(column)).as_py().values()
+    return bool(least == most)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl import errors, structures
 
-Block = dict[str, NDArray[Any]]
-"""Consecutive rows by column: each array has an element for each row."""
+Block = dict[str, Any]
+"""Consecutive rows by column: each array, or `Ragged`, has an element for each row."""
 
 FLAGS = ("terminated", "truncated", "final")
 UNREAD: NDArray[Any] = np.empty(0)
@@ -31,17 +32,19 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
     """
     # Batches are mappings without being registered as such.
     block = {
-        name: _native(np.asarray(array))
+        name: array._map(_native) if isinstance(array, innet.Ragged) else _native(np.asarray(array))
         for name, array in structures.flatten(dict(episode.items())).items()
         if name not in ("first", "episode")
     }
     for flag in ("terminated", "truncated"):
         if flag not in block:
             raise errors.SchemaError(f"{target}: episode {number} has no {flag!r}; it has {', '.join(block)}")
-    if other := [name for name, array in block.items() if not (array.dtype.kind in "biuf" and array.itemsize <= 8)]:
-        raise errors.SchemaError(
-            f"{target}: column {other[0]!r} is {block[other[0]].dtype}; a column has bool, or numbers of up to 64 bits"
-        )
+    for name, array in block.items():
+        dtype, _ = kind_of(array)
+        if not (dtype.kind in "biuf" and dtype.itemsize <= 8):
+            raise errors.SchemaError(
+                f"{target}: column {name!r} is {dtype}; a column has bool, or numbers of up to 64 bits"
+            )
     count = len(block["terminated"])
     block.setdefault("final", np.zeros(count, bool))
     lengths = {name: len(array) for name, array in block.items()}
@@ -51,10 +54,34 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
             f"has {lengths}"
         )
     for flag in FLAGS:
-        if block[flag].dtype != bool or block[flag].ndim != 1:
-            block[flag] = _numbers(f"{target}, episode {number}", flag, block[flag], count, 0)
+        values = np.asarray(block[flag])
+        if values.dtype != bool or values.ndim != 1:
+            block[flag] = _numbers(f"{target}, episode {number}", flag, values, count, 0)
     block["episode"] = np.full(count, number, np.int64)
     return block
+
+
+def kind_of(array: Any) -> tuple[np.dtype[Any], tuple[int | None, ...]]:
+    """Dtype of an array of rows, and the shape of one: `(None, ...)` of a `Ragged`."""
+    if not isinstance(array, innet.Ragged):
+        return array.dtype, array.shape[1:]
+    dtype, shape = kind_of(array.values)
+    return dtype, (None, *shape)
+
+
+def joined(arrays: list[Any]) -> Any:
+    """The rows of several arrays, one after the other."""
+    if not any(isinstance(array, innet.Ragged) for array in arrays):
+        return np.concatenate(arrays)
+    several = [array if isinstance(array, innet.Ragged) else ragged_of(array) for array in arrays]
+    lengths = np.concatenate([array.lengths for array in several])
+    return innet.Ragged(joined([array.values for array in several]), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def ragged_of(array: NDArray[Any]) -> innet.Ragged:
+    """Rows of equal lengths as a `Ragged`."""
+    count, length = array.shape[:2]
+    return innet.Ragged(array.reshape(count * length, *array.shape[2:]), np.arange(count + 1) * length)
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:
@@ -71,7 +98,7 @@ def of_same_columns(target: str, blocks: Iterable[Block]) -> Iterator[Block]:
     """
     first: dict[str, tuple[Any, ...]] | None = None
     for block in blocks:
-        columns = {name: (array.dtype, array.shape[1:]) for name, array in block.items()}
+        columns = {name: kind_of(array) for name, array in block.items()}
         if first is None:
             first = columns
         elif columns != first:
@@ -157,7 +184,7 @@ def regroup(blocks: Iterable[Block]) -> Iterator[Block]:
     held: list[Block] = []
 
     def episode() -> Block:
-        return {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
+        return {name: joined([piece[name] for piece in held]) for name in held[0]}
 
     for block in blocks:
         for piece in pieces(block, len(block["first"]), by_episode=True):
@@ -200,13 +227,17 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
         if theirs not in block:
             raise no_column(source, theirs, block, f" for table {table.name!r}")
         array = block[theirs]
-        if array.dtype.kind in "OU":
+        if kind_of(array)[0].kind in "OU":
             # Texts, which a writer makes bytes of.
             fitting[name] = array
             continue
-        if not _same_order(array.shape[1:], column.shape):
+        ragged = None
+        if column.is_ragged and kind_of(array)[1][1:] == column.shape[1:]:
+            ragged = array if isinstance(array, innet.Ragged) else ragged_of(array)
+            array = ragged.values
+        elif column.is_ragged or isinstance(array, innet.Ragged) or not _same_order(array.shape[1:], column.shape):
             raise errors.SchemaError(
-                f"{source}: column {theirs!r} has the shape {array.shape[1:]}, and {column.shape} in table "
+                f"{source}: column {theirs!r} has the shape {kind_of(array)[1]}, and {column.shape} in table "
                 f"{table.name!r}"
             )
         integers = array.dtype.kind in "iu" and column.dtype.kind in "iu"
@@ -216,7 +247,8 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
                 "convert the file, or give the table this dtype"
             )
         with np.errstate(over="ignore"):
-            cast = array.reshape(count, *column.shape).astype(column.dtype, copy=False)
+            shape = array.shape if ragged is not None else (count, *column.shape)
+            cast = array.reshape(shape).astype(column.dtype, copy=False)
         if cast.dtype == array.dtype:
             held = True
         elif array.dtype.kind in "iu":
@@ -228,7 +260,7 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
             raise errors.SchemaError(
                 f"{source}: column {theirs!r} has values that {column.dtype} of table {table.name!r} does not hold"
             )
-        fitting[name] = cast
+        fitting[name] = cast if ragged is None else innet.Ragged(cast, ragged.offsets)
     return fitting
 
 
@@ -240,12 +272,12 @@ def no_column(place: str, name: str, known: Iterable[str], use: str = "") -> err
     return errors.SchemaError(f"{place} has no column {name!r}{use}{hint} {', '.join(names)}")
 
 
-def _same_order(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+def _same_order(theirs: tuple[int, ...], ours: tuple[int | None, ...]) -> bool:
     """Whether values of the two shapes have the same order: equal but for dimensions of 1, or one of them is flat."""
-    if int(np.prod(theirs)) != int(np.prod(ours)):
+    if math.prod(theirs) != math.prod(size or 0 for size in ours):
         return False
-    theirs, ours = (tuple(size for size in shape if size != 1) for shape in (theirs, ours))
-    return theirs == ours or min(len(theirs), len(ours)) <= 1
+    long = [[size for size in shape if size != 1] for shape in (theirs, ours)]
+    return long[0] == long[1] or min(map(len, long)) <= 1
 
 
 @contextlib.contextmanager

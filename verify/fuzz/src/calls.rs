@@ -9,11 +9,13 @@ use bytes::Bytes;
 
 use crate::allocations;
 pub use call::{Call, Capacity, Chance, ChunkCall, ItemCall, PushCall, Table, Writer};
-use ledger::{Step, TABLES, TableLedger, pack, table_config};
+use ledger::{Step, TABLES, TableLedger, pack, table_config, version_of};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
-    BatchShare, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
+    BatchShare, ChangeLease, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest,
+    Sampled,
 };
+use replay_core::table::leases::Reader;
 use replay_core::table::{Attempt, Turn};
 use replay_server::reply_budget::ReplyBudgets;
 use replay_server::service::{NumberedTable, Service};
@@ -51,6 +53,7 @@ struct World {
     tables: [Option<TableLedger>; TABLES.len()],
     generation: u16,
     held: Vec<Sampled>,
+    reader: Reader,
     read: Option<ReadPosition>,
     sampled: usize,
 }
@@ -70,6 +73,7 @@ impl World {
             tables: [const { None }; TABLES.len()],
             generation: 0,
             held: Vec::new(),
+            reader: Reader::from("the connection"),
             read: None,
             sampled: 0,
         }
@@ -86,7 +90,7 @@ impl World {
     }
 
     fn ask_of(&self, table: Option<&NumberedTable>, request: &RequestBody, bytes: u64) -> Option<ReplyBody> {
-        let ask = || self.service.attempt(request, table, true, &mut Turn::default());
+        let ask = || self.service.attempt(request, table, true, &mut Turn::default(), &self.reader);
         match allocations::within(REQUEST + bytes, request.name(), ask) {
             Ok(Attempt::Ready(reply)) => Some(reply),
             Ok(Attempt::Blocked(_)) => None,
@@ -132,6 +136,7 @@ impl World {
                     min_probability,
                     share: (part < 40).then_some(BatchShare { take: part }),
                     definition: 0,
+                    lease_ms: if part < 60 { 0 } else { SampleRequest::NO_END },
                 };
                 self.sample(table, request, delivered);
             }
@@ -289,6 +294,7 @@ impl World {
                     10 => bytes.saturating_sub(1),
                     _ => bytes,
                 },
+                version: version_of(first_step),
             });
             payload.extend(packed);
             *step = first_step.wrapping_add(rows.into());
@@ -347,9 +353,21 @@ impl World {
         let Some(ReplyBody::Sampled(sampled)) = self.ask_about(table, &body, 0) else {
             return;
         };
+        let newest = self.memory.parameters().version("policy");
         let ledger = self.ledger(table).expect("the table exists");
-        ledger.check_sample(&request, &sampled);
+        ledger.check_sample(&request, &sampled, newest);
         self.sampled += sampled.items.len();
+        assert_eq!(sampled.lease > 0, request.lease_ms > 0, "a lease is asked for");
+        if delivered && sampled.lease > 0 {
+            let change = |lease, begin| {
+                let request = RequestBody::ChangeLease(ChangeLease { lease, begin });
+                self.ask_about(table, &request, 0).is_some()
+            };
+            assert!(change(sampled.lease, true), "it begins");
+            assert!(!change(sampled.lease ^ 1, false), "another one is unknown");
+            assert!(change(sampled.lease, false), "it is acknowledged");
+            assert!(!change(sampled.lease, false), "it is over");
+        }
         if delivered || self.held.len() == HELD {
             finish(sampled, delivered);
         } else {

@@ -163,7 +163,13 @@ fn push(generation: u16, first: u32) -> PushBody {
     let step = Step { writer: 1, stream: 0, number: first };
     let packed = pack(generation, step, 8);
     PushBody {
-        chunks: vec![ChunkHead { stream: 0, rows: 8, first_step: first.into(), bytes: packed.len() as u32 }],
+        chunks: vec![ChunkHead {
+            stream: 0,
+            rows: 8,
+            first_step: first.into(),
+            bytes: packed.len() as u32,
+            version: 0,
+        }],
         items: (first + 1..first + 7)
             .map(|anchor| NewItem {
                 anchor: anchor.into(),
@@ -208,6 +214,7 @@ pub fn restore(edits: &[Edit]) {
             min_probability: true,
             share: None,
             definition: 0,
+            lease_ms: 0,
         };
         let replay: &dyn Replay = &*memory;
         // A table without items has nothing to sample.

@@ -18,13 +18,15 @@ const FRAME: usize = 16;
 /// Limit of an item's probability times the number of equal items. It is above 1 for items that came between a batch and the count, and for
 /// sums of servers that the batches before have changed: in 46,000 batches of 260 worlds it was 1.06 at most.
 const MOST_OF_EQUAL: f64 = 1.25;
-/// Bytes of a step in the rows of a batch: flags, writer, number, length of the frame.
-const ROW: usize = 1 + 8 + 8 + 4;
+/// Bytes of a step in the rows of a batch: flags, writer, number, lengths of the frame and of the words, number of words.
+const ROW: usize = 1 + 8 + 8 + 4 + 4 + 4;
 
 /// Definition of the table. It holds all steps of a world.
 pub fn table() -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
-    let columns = vec![Column::scalar("writer", Dtype::Uint64), Column::scalar("number", Dtype::Uint64), frame];
+    let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
+    let columns =
+        vec![Column::new("writer", Dtype::Uint64, vec![]), Column::new("number", Dtype::Uint64, vec![]), frame, words];
     TableConfig::new(TABLE, columns, 1 << 16)
 }
 
@@ -32,7 +34,12 @@ fn frame(writer: u64, number: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (31 * writer + 7 * number) as u8 ^ i as u8)
 }
 
-/// Steps `first..first + rows` of a writer with one stream. Each step whose window is complete becomes an item.
+/// The bytes of the words of a step: none to four words.
+fn words(number: u64) -> Vec<u8> {
+    (0..number % 5).flat_map(|word| (number as u16).wrapping_add(word as u16).to_le_bytes()).collect()
+}
+
+/// Steps `first..first + rows` of a writer with one stream, of an unknown version. Each step whose window is complete becomes an item.
 pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
     let numbers = first..first + u64::from(rows);
     let mut packed = Vec::new();
@@ -40,11 +47,12 @@ pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
         packed.push(if number == 0 { flags::FIRST } else { 0 });
         packed.extend(writer.to_le_bytes());
         packed.extend(number.to_le_bytes());
-        packed.extend((FRAME as u32).to_le_bytes());
+        let words = words(number).len() as u32;
+        packed.extend([FRAME as u32, words, words / 2].into_iter().flat_map(u32::to_le_bytes));
     }
-    packed.extend(numbers.clone().flat_map(|number| frame(writer, number)));
+    packed.extend(numbers.clone().flat_map(|number| [&frame(writer, number)[..], &words(number)].concat()));
     PushBody {
-        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32 }],
+        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32, version: 0 }],
         items: numbers
             .filter(|&number| number >= u64::from(window))
             .map(|anchor| NewItem { anchor, stream: 0, before: window, after: 0, priority: None })
@@ -58,15 +66,17 @@ pub type Step = (u64, u64);
 
 /// The steps in rows with their blobs.
 fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
-    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-    let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
-    rows.map(|(row, blob)| {
+    let mut rest = blobs;
+    let rows = rows.chunks_exact(ROW).map(|row| {
         let step = (number(&row[1..9]), number(&row[9..17]));
-        assert_eq!(blob, frame(step.0, step.1), "the frame of {step:?}");
+        let blobs = [&frame(step.0, step.1)[..], &words(step.1)].concat();
+        rest = rest.strip_prefix(&blobs[..]).unwrap_or_else(|| panic!("the frame and the words of {step:?}"));
         step
-    })
-    .collect()
+    });
+    let steps = rows.collect();
+    assert!(rest.is_empty(), "blobs of the rows alone");
+    steps
 }
 
 /// A writer.
@@ -74,6 +84,8 @@ fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
 struct Writer {
     /// Steps that it has sent, or is sending.
     sent: u64,
+    /// Version of the parameters of its steps, from this step on.
+    versions: BTreeMap<u64, u64>,
     /// Steps that have to be there.
     acknowledged: u64,
     /// The error that ended it said that so many steps are there, at this number of starts of servers.
@@ -112,6 +124,12 @@ impl Ledger {
         let number = state.writers.len() as u64 + 1;
         state.writers.insert(number, Writer::default());
         number
+    }
+
+    /// Steps of a writer from `first` on are made with this version of the parameters.
+    pub fn makes(&self, writer: u64, first: u64, version: u64) {
+        let mut state = self.0.borrow_mut();
+        state.writers.get_mut(&writer).expect("a known writer").versions.insert(first, version);
     }
 
     /// A writer sends its steps up to `end`.
@@ -246,8 +264,9 @@ impl Ledger {
     /// smaller: a client learns a server's sum with the items that it samples there, which are few of a server with few items.
     ///
     /// # Panics
-    /// When they differ.
-    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<u64>) {
+    /// When they differ, or an item's version is older than `least`; `None` for a table that names no parameters.
+    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<u64>, least: Option<u64>) {
+        let (versioned, least) = (least.is_some(), least.unwrap_or(0));
         let mut state = self.0.borrow_mut();
         state.samples += 1;
         assert!(sampled.items.len() <= request.count as usize);
@@ -258,8 +277,13 @@ impl Ledger {
             let (window, others) = rest.split_at(before + 1 + usize::from(item.after));
             rest = others;
             let (writer, number) = window[before];
-            let sent = state.writers.get(&writer).map_or(0, |writer| writer.sent);
+            let known = state.writers.get(&writer).expect("a known writer");
+            let sent = known.sent;
             assert!(number < sent, "step {number} of {sent} of writer {writer}");
+            let version = |step: &Step| known.versions.range(..=step.1).next_back().map_or(0, |(_, version)| *version);
+            let oldest = window.iter().map(version).min().unwrap_or(0);
+            assert_eq!(item.version, if versioned { oldest } else { 0 }, "the oldest version of its rows");
+            assert!(oldest == 0 || !versioned || oldest >= least, "version {oldest} is older than {least}");
             for (at, &step) in window.iter().enumerate() {
                 assert_eq!(step, (writer, number + at as u64 - before as u64), "its window");
             }

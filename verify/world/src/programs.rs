@@ -62,9 +62,20 @@ impl Users {
     /// Number of live items, where all have the same probability and while there are no faults: the smaller one of the last look and now.
     /// A batch was drawn earlier: since then items have come, or ended with their last samples.
     fn equal_items(&self) -> Option<u64> {
-        let equal = self.table.priority_exponent == 0.0 && self.table.sampler == Sampler::Prioritized;
+        let TableConfig { priority_exponent, sampler, max_sample_lag, .. } = self.table;
+        // Items that expire leave a client with an old sum of their server.
+        let equal = priority_exponent == 0.0 && sampler == Sampler::Prioritized && max_sample_lag == 0;
         let before = self.items_before.get().filter(|_| equal)?;
         Some(before.min(self.live_items()))
+    }
+
+    /// The oldest version that a sample from now on may have, until a server starts again; `None` for a table that names no parameters.
+    fn oldest_version(&self) -> Option<u64> {
+        let name = self.table.parameters.as_deref()?;
+        let newest = self.machines.iter().map(|machine| Some(machine.memory()?.parameters().version(name)));
+        // A client may sample any of the servers.
+        let newest = newest.map(Option::unwrap_or_default).min().unwrap_or(0);
+        Some(newest.saturating_sub(self.table.max_sample_lag.into()))
     }
 
     fn ended(&self) -> bool {
@@ -134,7 +145,7 @@ pub fn act(users: &Users, seed: u64) {
         let pushes = random.random_range(1..60);
         let result = replay
             .open_writer(TABLE, open, &within(30))
-            .and_then(|channel| write(users, channel, writer, window, pushes, &mut random));
+            .and_then(|channel| write(users, &*replay, channel, writer, window, pushes, &mut random));
         if let Err(error) = result {
             if let Some(steps) = steps_left(&error) {
                 users.ledger.told(writer, steps);
@@ -155,13 +166,14 @@ fn steps_left(error: &Error) -> Option<u64> {
 
 fn write(
     users: &Users,
+    replay: &dyn Replay<Error>,
     mut channel: Box<dyn PushChannel<Error>>,
     writer: u64,
     window: u16,
     pushes: u32,
     random: &mut StdRng,
 ) -> Result<()> {
-    let (mut next, mut since) = (0, users.ledger.starts());
+    let (mut next, mut since, mut version) = (0, users.ledger.starts(), 0);
     for _ in 0..pushes {
         if users.ended() {
             break;
@@ -172,8 +184,17 @@ fn write(
         }
         let rows = random.random_range(1..8);
         let end = next + u64::from(rows);
+        if let Some(name) = &users.table.parameters
+            && random.random_bool(0.5)
+        {
+            let newer = replay.get_parameters(name, version, None, &within(20))?;
+            version = newer.map_or(version, |newer| newer.version);
+        }
+        users.ledger.makes(writer, next, version);
         users.ledger.sends(writer, end);
-        match channel.push(push_body(writer, next, rows, window), &within(20)) {
+        let mut body = push_body(writer, next, rows, window);
+        body.chunks[0].version = version;
+        match channel.push(body, &within(20)) {
             Ok(()) => next = end,
             // It was not accepted; the same steps are pushed again.
             Err(error) if error.code() == ErrorCode::Deadline => continue,
@@ -222,20 +243,29 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         min_probability: random.random_bool(0.3),
         share: None,
         definition: 0,
+        lease_ms: 0,
     };
     // Starts of servers and version of the last put.
     let (begun, mut last) = (users.ledger.starts(), None);
-    let mut channel = replay.sampler(TABLE, request, random.random_range(0..4))?;
+    let in_flight = random.random_range(0..4);
+    let mut channel = replay.sampler(TABLE, request, in_flight)?;
+    // Bound of the versions of a batch that is not drawn yet.
+    let mut asked = None;
     for _ in 0..steps {
         if users.ended() {
             break;
         }
+        let (since, oldest) = *asked.get_or_insert_with(|| (users.ledger.starts(), users.oldest_version()));
         let sampled = match channel.next(&within(20)) {
             Ok(sampled) => sampled,
             Err(error) if error.code() == ErrorCode::Deadline => continue,
             Err(error) => return Err(error),
         };
-        users.ledger.check_sample(&request, &sampled, users.equal_items());
+        // Batches in flight were drawn before the call.
+        let is_bound = in_flight == 0 && since == users.ledger.starts();
+        let oldest = oldest.map(|oldest| if is_bound { oldest } else { 0 });
+        asked = None;
+        users.ledger.check_sample(&request, &sampled, users.equal_items(), oldest);
         let most = users.table.max_times_sampled;
         // Earlier batches may come after a start.
         if most > 0 && begun == users.ledger.starts() {

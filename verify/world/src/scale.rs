@@ -334,7 +334,7 @@ fn push_body(job: &Job, first_step: u64, payload: &Bytes) -> PushBody {
     let rows = job.steps_per_push;
     let item = |anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: Some(1.0) };
     PushBody {
-        chunks: vec![ChunkHead { stream: 0, rows, first_step, bytes: payload.len() as u32 }],
+        chunks: vec![ChunkHead { stream: 0, rows, first_step, bytes: payload.len() as u32, version: 0 }],
         items: (first_step..first_step + u64::from(rows)).map(item).collect(),
         payload: payload.clone(),
     }

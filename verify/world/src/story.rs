@@ -125,6 +125,9 @@ impl Story {
         if random.random_bool(0.3) {
             definition.priority_exponent = 0.0;
         }
+        if seed % 3 == 1 {
+            (definition.parameters, definition.max_sample_lag) = (Some("policy".into()), 1 + (seed % 4) as u32);
+        }
         let pause = match random.random_bool(0.2) {
             true => Duration::from_millis(500),
             false => Duration::ZERO,
@@ -250,9 +253,10 @@ impl Story {
     }
 
     /// Compares frequencies of sampled items with their probabilities, without pushes and updates. Tables with a replay ratio are left out,
-    /// whose limiter admits waiting pushes as learners sample, and tables whose items end.
+    /// whose limiter admits waiting pushes as learners sample, and tables whose items end or expire.
     async fn count_samples(&mut self) {
-        if self.users.table.samples_per_insert > 0.0 || self.users.table.max_times_sampled > 0 {
+        let table = &self.users.table;
+        if table.samples_per_insert > 0.0 || table.max_times_sampled > 0 || table.max_sample_lag > 0 {
             return;
         }
         self.users.still.set(true);

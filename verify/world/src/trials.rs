@@ -1,8 +1,8 @@
 //! Trials: when the programs of a world have ended, one more program reaches for one kind of mistake, which faults at random times would
 //! hide, or rarely meet.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use rand::{RngExt, SeedableRng};
 use replay_client::Client;
 use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
-use replay_core::schema::TableConfig;
+use replay_core::replay::{ChangeLease, OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
+use replay_core::schema::{Sampler, TableConfig};
 use replay_link::Commands;
-use replay_link::error::Error;
+use replay_link::error::{Error, Result};
 use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;
 
 use crate::ledger::{TABLE, push_body, table};
 use crate::process::{self, sleep};
-use crate::programs::{Users, parameters, within};
+use crate::programs::{Users, parameters, refuse_faults, within};
 
 /// Table of a trial that needs one of its own.
 const OWN: &str = "trial";
@@ -51,13 +51,16 @@ impl Trial {
     /// When a promise is broken.
     pub fn run(&mut self) {
         let mut trials: Vec<fn(&mut Trial)> =
-            vec![Trial::take_over, Trial::put_again, Trial::restore, Trial::jump, Trial::empty];
+            vec![Trial::take_over, Trial::put_again, Trial::restore, Trial::jump, Trial::empty, Trial::lease];
         if self.users.machines.len() > 1 {
             trials.push(Trial::burst);
         }
         let table = &self.users.table;
         if table.samples_per_insert > 0.0 || table.max_times_sampled > 0 {
             trials.extend([Trial::drain as fn(&mut Trial); 2]);
+        }
+        if table.parameters.is_some() {
+            trials.extend([Trial::expire as fn(&mut Trial); 2]);
         }
         trials[self.random.random_range(0..trials.len())](self);
     }
@@ -155,6 +158,13 @@ impl Trial {
             }
         };
         check(&sample());
+        self.restart(server);
+        check(&sample());
+        client.drop_table(OWN, &within(20)).expect("it is there");
+    }
+
+    /// A server is killed, and started again from its next snapshot.
+    fn restart(&self, server: usize) {
         let machine = &self.users.machines[server];
         let saves = machine.saves();
         // One may be under way.
@@ -164,7 +174,57 @@ impl Trial {
         machine.kill();
         sleep(Duration::from_secs(3));
         assert!(machine.start(self.save_every), "its disk is in order");
-        check(&sample());
+    }
+
+    /// Items of old versions leave at their draw, and no others. Versions are those of the steps, also after a restart of their server.
+    fn expire(&mut self) {
+        let samplers = [Sampler::Prioritized, Sampler::Uniform, Sampler::RankBased, Sampler::MinHeap];
+        let table = TableConfig {
+            name: OWN.into(),
+            parameters: Some(OWN.into()),
+            max_sample_lag: self.random.random_range(1..4),
+            sampler: samplers[self.random.random_range(0..samplers.len())],
+            ..TableConfig { capacity: 1_000, ..table() }
+        };
+        let server = self.server();
+        let client = self.client(server);
+        client.create_table(&table, &within(20)).expect("it has room");
+        let (writer, wait) = (self.users.ledger.writer(), within(1_000));
+        let mut channel = open(&client, OWN, writer, 0, None);
+        let mut versions: Vec<u64> = Vec::new();
+        let put =
+            |random: &mut StdRng| client.put_parameters(OWN, parameters(random.random()), &wait).expect("it fits");
+        let mut newest = put(&mut self.random);
+        for round in 0..30 {
+            if round == 15 {
+                channel.close(&wait).expect("no limit");
+                self.restart(server);
+            }
+            if self.random.random_bool(0.5) {
+                newest = put(&mut self.random);
+            }
+            if round < 15 {
+                let (first, rows) = (versions.len() as u64, self.random.random_range(1..8));
+                let version = self.random.random_range(0..=newest);
+                versions.extend((0..rows).map(|_| version));
+                self.users.ledger.makes(writer, first, version);
+                self.users.ledger.sends(writer, versions.len() as u64);
+                let mut body = push_body(writer, first, rows, 0);
+                body.chunks[0].version = version;
+                channel.push(body, &wait).and_then(|()| channel.flush(&wait)).expect("it has room");
+            }
+            let (oldest, request) = (newest.saturating_sub(table.max_sample_lag.into()), request(20));
+            match client.sample(OWN, &request, &within(2)) {
+                Ok(sampled) => self.users.ledger.check_sample(&request, &sampled, None, Some(oldest)),
+                // All have expired.
+                Err(error) => assert_eq!(error.code(), ErrorCode::Deadline, "{error}"),
+            }
+            let stats = self.memory(server).table(OWN).expect("it was made").stats();
+            let [items, expired] = ["items", "expired_items"].map(|name| stats[name].as_u64().expect("a counter"));
+            assert_eq!(items + expired, versions.len() as u64, "{stats:#}");
+            let young = versions.iter().filter(|&&version| version == 0 || version >= oldest).count() as u64;
+            assert!(items >= young, "{young} items are young enough: {stats:#}");
+        }
         client.drop_table(OWN, &within(20)).expect("it is there");
     }
 
@@ -316,6 +376,67 @@ impl Trial {
         }
     }
 
+    /// Readers of a queue die, are cut off and are late: each item is acknowledged, and comes again only before that.
+    fn lease(&mut self) {
+        const PUSHES: u64 = 40;
+        let table = TableConfig {
+            name: OWN.into(),
+            sampler: Sampler::Fifo,
+            max_times_sampled: 1,
+            queue_size: 20,
+            ..TableConfig { capacity: 1_000, ..table() }
+        };
+        let server = self.server();
+        let client = self.client(server);
+        client.create_table(&table, &within(20)).expect("it has room");
+        let readings = Rc::new(Readings::default());
+        let mut readers = [(); 2].map(|()| self.start_reader(server, &readings));
+        let writer = self.users.ledger.writer();
+        let mut channel = open(&client, OWN, writer, 0, None);
+        for push in 0..PUSHES {
+            channel.push(push_body(writer, 5 * push, 5, 0), &within(300)).expect("readers go on");
+            sleep(Duration::from_millis(self.random.random_range(0..400)));
+            let reader = &mut readers[self.random.random_range(0..2)];
+            match self.random.random_range(0..8) {
+                0 => {
+                    self.stack.kill(reader);
+                    *reader = self.start_reader(server, &readings);
+                }
+                1 => reader.own_links().iter().for_each(|link| link.cut()),
+                _ => {}
+            }
+        }
+        channel.close(&within(300)).expect("readers go on");
+        let (table, late) = (self.memory(server).table(OWN).expect("it was made"), Duration::from_secs(300));
+        let begun = system::now();
+        while table.stats()["items"] != 0 {
+            assert!(system::elapsed(begun) < late, "items that no reader gets: {:#}", table.stats());
+            sleep(Duration::from_secs(1));
+        }
+        readings.ended.set(true);
+        assert_eq!(readings.delivered.borrow().len() as u64, 5 * PUSHES, "each item was delivered");
+        assert_eq!(table.stats()["evicted_items"], 0);
+        table.check_at_rest().expect("its counts agree");
+        drop(table);
+        client.drop_table(OWN, &within(20)).expect("it is there");
+    }
+
+    fn start_reader(&mut self, server: usize, readings: &Rc<Readings>) -> SimStack {
+        let (program, seed, readings) = (self.stack.program(), self.random.random(), readings.clone());
+        let (address, options) = (self.users.addresses[server].clone(), self.users.options.clone());
+        process::start(&program, move || {
+            let mut random = StdRng::seed_from_u64(seed);
+            while !readings.ended.get() {
+                let client = Client::connect(&address, options.clone(), &within(20));
+                let read = client.and_then(|client| readings.read(&client, &mut random));
+                if let Err(error) = read {
+                    refuse_faults(&error);
+                }
+            }
+        });
+        program
+    }
+
     /// Pushes steps that are items, with their default priorities, to the trial's own table.
     fn push(&self, client: &Client, rows: u32) {
         let writer = self.users.ledger.writer();
@@ -325,9 +446,56 @@ impl Trial {
     }
 }
 
+/// What the readers of a queue have got.
+#[derive(Default)]
+struct Readings {
+    ended: Cell<bool>,
+    /// Ids of items that have reached a reader.
+    delivered: RefCell<BTreeSet<u64>>,
+    /// Ids of items that one has acknowledged.
+    acknowledged: RefCell<BTreeSet<u64>>,
+}
+
+impl Readings {
+    /// Reads a few batches, and acknowledges most of them.
+    fn read(&self, client: &Client, random: &mut StdRng) -> Result<()> {
+        let lease_ms = [300, SampleRequest::NO_END][random.random_range(0..2)];
+        let request = SampleRequest { lease_ms, ..request(random.random_range(1..9)) };
+        let mut channel = client.sampler(OWN, request, random.random_range(0..3))?;
+        for _ in 0..random.random_range(1..20) {
+            if self.ended.get() {
+                break;
+            }
+            let sampled = match channel.next(&within(2)) {
+                Err(error) if error.code() == ErrorCode::Deadline => continue,
+                sampled => sampled?,
+            };
+            let change = |begin| {
+                let change = ChangeLease { lease: sampled.lease, begin };
+                match client.change_lease(OWN, change, &within(20)) {
+                    Err(error) if error.code() == ErrorCode::Lease => Ok(false),
+                    changed => changed.map(|()| true),
+                }
+            };
+            if !change(true)? {
+                continue;
+            }
+            let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
+            let again = ids.iter().filter(|id| self.acknowledged.borrow().contains(id)).count();
+            assert_eq!(again, 0, "acknowledged items come again");
+            self.delivered.borrow_mut().extend(&ids);
+            sleep(Duration::from_millis(random.random_range(0..600)));
+            if random.random_bool(0.8) && change(false)? {
+                self.acknowledged.borrow_mut().extend(&ids);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A request for single steps of the trial's own table, fewer where there are fewer.
 fn request(count: u32) -> SampleRequest {
-    SampleRequest { count, before: 0, after: 0, allow_short: true, min_probability: false, share: None, definition: 0 }
+    SampleRequest { count, allow_short: true, ..SampleRequest::default() }
 }
 
 fn open(

@@ -75,7 +75,7 @@ const SEEDS: u64 = 1_000;
 const FOUND_IN: [u64; 14] = [0, 2, 5, 6, 7, 8, 10, 13, 16, 18, 26, 49, 59, 253];
 
 /// Mistakes that are planted with `planted!` in the product.
-const MISTAKES: [&str; 33] = [
+const MISTAKES: [&str; 40] = [
     // A client sends pushes again, under new numbers, that were applied before the connection broke.
     "ResentAsNew",
     // A snapshot has an earlier sequence number of each writer.
@@ -142,6 +142,20 @@ const MISTAKES: [&str; 33] = [
     "TimerFirst",
     // A write of no bytes is taken for the end of its frame.
     "ZeroIsEnd",
+    // Items that are too old are sampled.
+    "KeptExpired",
+    // Items expire one version too early.
+    "EarlyExpiry",
+    // A snapshot has no versions of chunks.
+    "LostVersions",
+    // A lease does not end with its reader.
+    "KeptLease",
+    // The samples of a batch that was not delivered return twice.
+    "ReturnedTwice",
+    // A batch is acknowledged although its lease is over.
+    "LateAcknowledgement",
+    // The steps of a leased item are freed.
+    "FreedLease",
 ];
 
 /// # Panics

@@ -68,6 +68,8 @@ min_size = 9
 samples_per_insert = 1.5
 slack = 99.5
 max_version_lag = 9
+parameters = "policy"
+max_sample_lag = 9
 view = { n_step = { observation = "o", stack = 2, n = 3, gamma = 0.5, padding = "repeat" } }
 columns = [
     { name = "o", dtype = "uint8", shape = [4], codec = "zstd", finite = false },

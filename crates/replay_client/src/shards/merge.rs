@@ -67,8 +67,17 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
 const SMALLEST: [&str; 2] = ["last_push_s", "without_writers_s"];
 
 /// Statistics that merge to their maximum, or are equal on all servers. All other numbers are added up.
-const LARGEST: [&str; 7] =
-    ["age_s", "duration_s", "max_priority", "max_version_lag", "samples_per_insert", "uptime_s", "version"];
+const LARGEST: [&str; 9] = [
+    "age_s",
+    "duration_s",
+    "max_priority",
+    "max_sample_lag",
+    "max_version_lag",
+    "queue_size",
+    "samples_per_insert",
+    "uptime_s",
+    "version",
+];
 
 /// Adds up the statistics of the servers that answer. `shards` holds each server's own statistics by address, `null` for an absent server.
 pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {

@@ -46,8 +46,8 @@ use base::wait::{Wait, lock};
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel, SampleRequest,
-    Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
+    ChangeLease, Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel,
+    SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
@@ -169,6 +169,12 @@ impl Commands for ShardedClient {
 
 impl Replay<Error> for ShardedClient {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
+        if config.queue_size > 0 {
+            return Err(Error::Config(format!(
+                "table {:?} is a queue, whose order several servers do not share: connect to one server",
+                config.name
+            )));
+        }
         let part = merge::part(config, self.group.shards.len() as u64);
         let made = self.group.each(|client| client.create_table(&part, wait));
         made.map(drop)
@@ -262,6 +268,10 @@ impl Replay<Error> for ShardedClient {
             keep(&self.idle_updates, channel, |_| false);
         }
         updated
+    }
+
+    fn change_lease(&self, table: &str, _change: ChangeLease, _wait: &Wait<'_>) -> Result<()> {
+        Err(replay_core::Error::Lease { table: table.to_owned() }.into())
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {

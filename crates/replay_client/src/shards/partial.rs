@@ -187,6 +187,7 @@ impl PartialBatch {
             rows: Bytes::from(rows),
             blobs,
             shares,
+            lease: 0,
             credit: None,
         })
     }
@@ -221,7 +222,7 @@ mod tests {
 
     /// A part of four items of equal probability.
     fn part() -> Sampled {
-        let item = SampledItem { id: 0, probability: 0.25, age: 0, times_sampled: 1, before: 0, after: 0 };
+        let item = SampledItem { probability: 0.25, times_sampled: 1, ..SampledItem::default() };
         Sampled {
             items: vec![item; 4],
             live_items: 4,
@@ -230,6 +231,7 @@ mod tests {
             rows: Bytes::new(),
             blobs: Vec::new(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         }
     }

@@ -27,6 +27,7 @@ pub fn table_of(codec: Codec, capacity: u64) -> TableConfig {
         shape: shape.to_vec(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig::new(
         "breakout",

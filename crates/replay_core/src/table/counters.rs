@@ -24,11 +24,13 @@ macro_rules! counters {
             pub sample_age: Histogram,
             /// Version lag of a writer's parameters at its pushes, where known.
             pub version_lag: Histogram,
+            /// Version lag of sampled items, where known. Part of a snapshot.
+            pub sample_lag: Histogram,
         }
 
         /// The counters that are part of a snapshot.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
+        #[serde(deny_unknown_fields, default)]
         pub struct SavedCounts {
             $($(#[$doc])* pub $name: u64,)+
         }
@@ -42,6 +44,7 @@ macro_rules! counters {
                     unread_logged: AtomicBool::new(false),
                     sample_age: Histogram::new(6, 26),
                     version_lag: Histogram::new(0, 10),
+                    sample_lag: Histogram::new(0, 10),
                 }
             }
         }
@@ -71,6 +74,8 @@ counters! {
     late_items,
     evicted_steps,
     evicted_items,
+    /// Items removed at a draw, for the age of their parameters.
+    expired_items,
     sampled_items,
     updated_priorities,
     stale_updates,
@@ -100,6 +105,7 @@ impl Table {
         let (outdated_pushes, outdated_reason) =
             outdated.fold((0, None), |(sum, reason), (n, r)| (sum + n, reason.or(r)));
         let (waiting_samples, samples_wait_for) = self.held.samples.waits();
+        let (leased_items, leases) = self.lease_stats();
         let mut stats = json!({
             "items": self.items.live(),
             "items_with_priority": self.items.tree.live_with_mass(),
@@ -121,8 +127,13 @@ impl Table {
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),
             "min_size": self.config.min_size,
+            "queue_size": self.config.queue_size,
+            "leased_items": leased_items,
+            "leases": leases,
             "max_version_lag": self.config.max_version_lag,
             "version_lag": self.counters.version_lag.stats(1.0),
+            "max_sample_lag": self.config.max_sample_lag,
+            "sample_lag": self.counters.sample_lag.stats(1.0),
             "outdated_pushes": outdated_pushes,
             "waiting_pushes": waiting_pushes + outdated_pushes,
             "pushes_wait_for": pushes_wait_for.or(outdated_reason),

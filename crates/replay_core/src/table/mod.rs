@@ -7,7 +7,9 @@
 //! | [`stored`] | chunks, the bytes that count for them, their order of arrival; eviction of the oldest |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
-//! | `sample` | sampling, without a lock except in samplers with an order |
+//! | `sample`, `sampling`, `versions` | when a sample waits; its items, without a lock except in samplers with an order; those that are too old |
+//! | [`queue`] | the steps of a queue: what is read is freed, and nothing else |
+//! | [`leases`] | batches that stay with their readers until these acknowledge them |
 //! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
 //! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
 //! | `waiting` | queues of waiting calls; the state of one call |
@@ -19,19 +21,23 @@
 
 pub mod ids;
 pub mod items;
+pub mod leases;
 pub(crate) mod restore;
 pub mod stored;
 
 pub(crate) mod counters;
 mod prepare;
 mod push;
+mod queue;
 mod returned;
 mod sample;
 pub(crate) mod samplers;
+mod sampling;
 pub(crate) mod save;
 mod streams;
 #[cfg(all(test, not(feature = "model")))]
 mod tests;
+mod versions;
 mod waiting;
 pub(crate) mod writers;
 
@@ -55,6 +61,7 @@ pub use writers::{WriterConnection, Writers};
 use counters::TableCounters;
 use ids::{IdSpace, ItemId};
 use items::Items;
+use leases::Lease;
 use samplers::{ItemSampler, MaxPriority};
 use stored::{Arrivals, Chunks, Held};
 
@@ -74,6 +81,7 @@ pub struct Table {
     held: Arc<Held>,
     max_priority: MaxPriority,
     counters: TableCounters,
+    leases: Mutex<Vec<Lease>>,
     draws: Draws,
     dropped: AtomicBool,
     /// Parameters of the memory, for the version lag of writers.
@@ -144,6 +152,7 @@ impl Table {
             held: Held::new(reservation, config.effective_capacity_bytes()),
             max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
+            leases: Mutex::default(),
             draws: Draws { seed, next: AtomicU64::new(0) },
             dropped: AtomicBool::new(false),
             parameters,
@@ -180,6 +189,7 @@ impl Table {
         self.dropped.store(true, Ordering::Release);
         // A table that has failed is freed as a whole.
         let _ = self.empty();
+        self.end_leases(|_| true);
         self.held.pushes.wake_all();
         self.held.samples.wake_all();
         for line in self.writers.outdated() {

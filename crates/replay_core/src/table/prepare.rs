@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
-use crate::replay::{NewItem, PushBody};
+use crate::replay::{ChunkHead, NewItem, PushBody};
 use crate::schema::TableConfig;
 use crate::slab::Handle;
 use base::allocation::check_size;
@@ -40,6 +40,16 @@ pub struct PreparedChunk {
     pub continues: Option<u64>,
 }
 
+impl PreparedItem {
+    /// Number of its first chunk, which is in place, in the order of arrival.
+    pub fn arrival(&self, pushed: &[PreparedChunk]) -> u64 {
+        match self.first_chunk {
+            FirstChunk::Stored(arrival) => arrival,
+            FirstChunk::Pushed(index) => pushed[index].span.arrival,
+        }
+    }
+}
+
 impl PreparedChunk {
     /// Inserts the chunk into the slab; false when no slot is free.
     pub fn enter(&mut self, slab: &Chunks) -> bool {
@@ -54,6 +64,7 @@ impl PreparedChunk {
 }
 
 pub struct PreparedItem {
+    pub stream: u32,
     pub first_chunk: FirstChunk,
     pub rows: ItemRows,
     /// Before the exponent.
@@ -97,13 +108,14 @@ impl Table {
         let chunks = body.chunks.iter().zip(packed).enumerate();
         let chunks = chunks.map(|(index, (head, packed))| {
             let freed_bytes = if index == last { bytes } else { 0 };
-            let (identity, stream) = (writer.identity.clone(), &writer.streams[head.stream as usize]);
+            let ChunkHead { stream, rows, first_step, version, .. } = *head;
+            let (writer, steps) = (writer.identity.clone(), &writer.streams[stream as usize]);
             PreparedChunk {
-                stored: Some(StoredChunk::new(packed, identity, head.stream, head.first_step, freed_bytes)),
+                stored: Some(StoredChunk::new(packed, writer, stream, first_step, version, freed_bytes)),
                 handle: None,
-                stream: head.stream,
-                span: stream.arriving(head.first_step, head.rows),
-                continues: stream.continues(head.first_step),
+                stream,
+                span: steps.arriving(first_step, rows),
+                continues: steps.continues(first_step),
             }
         });
         Ok(Prepared { chunks: chunks.collect(), items, charge, rows, bytes, late })
@@ -170,6 +182,7 @@ impl Table {
             largest = largest.max(priority);
             priorities.push(priority);
             items.push(PreparedItem {
+                stream: item.stream,
                 first_chunk,
                 rows: ItemRows { first_row, before: item.before, after: item.after },
                 priority,
@@ -235,8 +248,14 @@ mod tests {
 
     /// A table, and a writer of one stream with windows of `before` and `after` steps.
     fn table(capacity: u64, before: u16, after: u16) -> Arc<Table> {
-        let column =
-            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+            finite: true,
+            max_length: 0,
+        };
         let table =
             Memory::new(MemoryLimits::default()).create_table(&TableConfig::new("t", vec![column], capacity)).unwrap();
         let open = OpenWriter {
@@ -253,8 +272,13 @@ mod tests {
 
     /// Pushes the next chunk, of `rows` rows as the ones before it.
     fn push(table: &Table, rows: u64, sequence: u64, items: Vec<NewItem>) {
-        let head =
-            ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32 };
+        let head = ChunkHead {
+            stream: 0,
+            rows: rows as u32,
+            first_step: (sequence - 1) * rows,
+            bytes: 2 * rows as u32,
+            version: 0,
+        };
         let push = Push {
             writer: 1,
             epoch: 1,

@@ -18,8 +18,7 @@ use crate::sync::{Ordering, lock};
 
 use super::ids::ItemId;
 use super::prepare::{History, Prepared, PreparedChunk, PreparedItem};
-use super::stored::{Arrivals, EVICTED_AT_ONCE, PinnedChunk, PushSize};
-use super::streams::FirstChunk;
+use super::stored::{Arrivals, EVICTED_AT_ONCE, HEAD, PinnedChunk, PushSize};
 use super::writers::{TableWriter, WriterIdentity};
 use super::{Attempt, Table, Turn};
 
@@ -37,12 +36,15 @@ impl Table {
     /// [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
         self.check_open()?;
+        self.expire_leases();
         let writer = self.writers.get(push.writer)?;
         let mut writer = lock(&writer);
         if writer.has_applied(push.epoch, push.sequence)? {
             return Ok(Attempt::Ready(writer.steps));
         }
-        let (passes, waited) = (push.body.items.is_empty(), turn.waits());
+        // Steps of later items take room of a queue, too.
+        let passes = push.body.items.is_empty() && (!self.is_queue() || push.body.chunks.is_empty());
+        let waited = turn.waits();
         let parameters = self.parameters_of(&writer);
         let attempt = match parameters.as_ref().and_then(|parameters| self.outdated(&writer.identity, parameters)) {
             Some(reason) => turn.attempt(&writer.outdated, false, || Ok(Attempt::Blocked(reason)))?,
@@ -66,14 +68,15 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Name, version and newest version of a writer's parameters; a writer without any counts as version 0 of those with the highest
-    /// version. `None` if the lag is neither limited nor known.
+    /// Name, version and newest version of a writer's parameters; a writer without any counts as version 0 of those that the table
+    /// names, or else of those with the highest version. `None` if the lag is neither limited nor known.
     fn parameters_of(&self, writer: &TableWriter) -> Option<(String, u64, u64)> {
         match &writer.parameters {
             Some((name, version)) => Some((name.clone(), *version, self.parameters.version(name))),
             None if self.config.max_version_lag == 0 => None,
             None => {
-                let (name, newest) = self.parameters.highest_version().unwrap_or_default();
+                let own = self.config.parameters.as_ref().map(|name| (name.clone(), self.parameters.version(name)));
+                let (name, newest) = own.or_else(|| self.parameters.highest_version()).unwrap_or_default();
                 Some((name, 0, newest))
             }
         }
@@ -101,7 +104,7 @@ impl Table {
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(&push.body, &writer.identity) {
             Ok(inserting) => inserting,
-            Err(reason) => return Ok(self.blocked_push(&reason)),
+            Err(reason) => return Ok(self.blocked_push(&(reason + &self.leased()))),
         };
         let mut prepared = match self.prepare(writer, &push.body) {
             Ok(prepared) => prepared,
@@ -113,10 +116,13 @@ impl Table {
             }
         };
         let size = PushSize { rows: prepared.rows, bytes: prepared.bytes, items: prepared.items.len() };
-        let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
+        let (mut evicted, mut sweeps) = (Vec::with_capacity(EVICTED_AT_ONCE), false);
         loop {
             let mut arrivals = self.lock_inserts()?;
-            let room = self.make_room(&mut arrivals, &size, &mut evicted);
+            let room = match self.is_queue() {
+                false => self.make_room(&mut arrivals, &size, &mut evicted),
+                true => self.check_room(&arrivals, &size),
+            };
             let placed = room.and_then(|enough| Ok(enough && self.place(&mut arrivals, &mut prepared)?));
             if let Ok(true) = placed {
                 // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.
@@ -124,12 +130,18 @@ impl Table {
                     writer.streams[chunk.stream as usize].push(chunk.span);
                 }
                 writer.applied(prepared.rows);
+                if self.is_queue() {
+                    self.pass_chunks(&mut arrivals, &mut writer.streams, &prepared, &writer.identity, &mut evicted);
+                    // Chunks that writers have left may hold up the list, which grows with the next one.
+                    sweeps = arrivals.is_full();
+                }
             }
             drop(arrivals);
             self.retire(&mut evicted);
             match placed {
                 Ok(true) => break,
                 Ok(false) => {}
+                Err(_) if self.is_queue() && self.free_left()? => {}
                 Err(reason) => {
                     // Without a notice: it would wake this call itself. Pushes that were refused because of these
                     // items try again at the end of their slice.
@@ -139,6 +151,9 @@ impl Table {
                     return Ok(self.blocked_push(&reason));
                 }
             }
+        }
+        while sweeps {
+            sweeps = self.free_left()?;
         }
         // Before the notice below: the items are counted by now.
         drop(inserting);
@@ -214,9 +229,9 @@ impl Table {
         for chunk in &mut push.chunks {
             let pinned = chunk.handle.and_then(|handle| Some((handle, self.chunks.pin(handle)?)));
             let Some((handle, stored)) = pinned else { continue };
-            let previous = chunk.continues.and_then(|c| arrivals.get(c));
-            if let Some(previous) = previous.and_then(|p| self.chunks.pin(p)) {
-                previous.set_next(handle);
+            match chunk.continues.and_then(|c| arrivals.live(&self.chunks, c)) {
+                Some((_, previous)) => previous.set_next(handle),
+                None => stored.note(HEAD),
             }
             chunk.span.arrival = arrivals.push(handle, &stored);
         }
@@ -236,13 +251,9 @@ impl Table {
         // The chunk of the last item: neighbours begin in the same one.
         let mut first: Option<(u64, Handle, PinnedChunk<'_>)> = None;
         for (index, item) in items.iter().enumerate() {
-            let arrival = match item.first_chunk {
-                FirstChunk::Stored(arrival) => arrival,
-                FirstChunk::Pushed(index) => pushed[index].span.arrival,
-            };
+            let arrival = item.arrival(pushed);
             if first.as_ref().is_none_or(|(of, ..)| *of != arrival) {
-                let chunk = |handle| Some((arrival, handle, self.chunks.pin(handle)?));
-                first = arrivals.get(arrival).and_then(chunk);
+                first = arrivals.live(&self.chunks, arrival).map(|(handle, chunk)| (arrival, handle, chunk));
             }
             // None: it was evicted since the check, perhaps for this push.
             let Some((_, handle, chunk)) = &first else {
@@ -277,8 +288,14 @@ mod tests {
     use super::*;
 
     fn config() -> TableConfig {
-        let column =
-            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+            finite: true,
+            max_length: 0,
+        };
         TableConfig::new("t", vec![column], 100)
     }
 

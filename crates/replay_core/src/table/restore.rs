@@ -135,8 +135,8 @@ impl Staged {
     pub fn take(&mut self, kind: RecordKind, body: Bytes) -> RecordResult {
         match kind {
             RecordKind::Writer => self.take_writer(from_json(&body)?),
-            RecordKind::Chunk => {
-                let (head, packed) = ChunkRecord::from_bytes(body)?;
+            RecordKind::Chunk | RecordKind::OldChunk => {
+                let (head, packed) = ChunkRecord::from_bytes(body, kind == RecordKind::Chunk)?;
                 self.take_chunk(head, packed)
             }
             RecordKind::Items => ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item)),
@@ -175,7 +175,7 @@ impl Staged {
 
     fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> RecordResult {
         let number = self.end();
-        let ChunkRecord { writer: index, stream, rows, first_step } = head;
+        let ChunkRecord { writer: index, stream, rows, first_step, version } = head;
         let Some(writer) = self.writers.get_mut(index as usize) else {
             return Err(format!("a chunk of writer {index}, which is unknown"));
         };
@@ -195,7 +195,7 @@ impl Staged {
         let span = ChunkSpan { arrival: number, ..steps.arriving(first_step, rows) };
         let chunk = PreparedChunk {
             continues: steps.continues(first_step),
-            stored: Some(StoredChunk::new(packed, writer.identity.clone(), stream, first_step, bytes)),
+            stored: Some(StoredChunk::new(packed, writer.identity.clone(), stream, first_step, version, bytes)),
             handle: None,
             stream,
             span,

@@ -75,8 +75,8 @@ pub struct Undelivered {
     /// Samples set aside that no claim has used.
     pub reserved: u32,
     pub claims: Vec<Claim>,
-    /// Whether the batch was sampled. A failed attempt must not wake waiting calls: it would wake its own caller forever.
-    sampled: bool,
+    /// Whether its end wakes waiting calls: once it was sampled, or items have expired. Another failed attempt would wake its own caller forever.
+    pub wakes: bool,
 }
 
 impl Undelivered {
@@ -84,12 +84,12 @@ impl Undelivered {
     pub fn new(table: &Arc<Table>, admitted: Admitted, count: u32) -> Self {
         table.items.begin_batch();
         let claims = Vec::with_capacity(count as usize);
-        Undelivered { table: table.clone(), admitted, reserved: 0, claims, sampled: false }
+        Undelivered { table: table.clone(), admitted, reserved: 0, claims, wakes: false }
     }
 
     /// Ends the sampling, and gives back unused samples; of a part, the rate limiter keeps all that were admitted. Returns the credit of the rest.
     pub fn sampled(mut self, is_part: bool) -> Option<Box<dyn SampleCredit>> {
-        self.sampled = true;
+        self.wakes = true;
         let table = self.table.clone();
         if !is_part {
             let unused = self.admitted.items - self.claims.len() as u32;
@@ -106,9 +106,16 @@ impl Undelivered {
 
     fn deliver(mut self) {
         self.admitted.items = 0;
+        let items = &self.table.items;
+        let mut read: Vec<_> = match self.table.is_queue() {
+            true => self.claims.iter().map(|claim| items.metadata(claim.id.slot).oldest).collect(),
+            false => Vec::new(),
+        };
         for claim in self.claims.drain(..) {
-            self.table.items.settle(&claim);
+            items.settle(&claim);
         }
+        read.dedup();
+        self.table.free_read(&read);
     }
 }
 
@@ -129,7 +136,7 @@ impl Drop for Undelivered {
         }
         table.items.return_samples(self.reserved);
         table.items.end_batch();
-        if self.sampled {
+        if self.wakes {
             table.held.wake();
         }
     }
@@ -140,6 +147,7 @@ impl Table {
     pub(super) fn undo(&self, claims: &[Claim]) {
         for claim in claims {
             self.items.undo(claim);
+            base::planted!(ReturnedTwice => self.items.undo(claim));
             if self.items.is_last(claim) {
                 self.sampler.put_back(&self.items, claim.id);
             }

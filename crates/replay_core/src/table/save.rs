@@ -112,7 +112,8 @@ impl Table {
                     }
                 };
                 let (stream, rows) = (chunk.stream, chunk.packed.rows());
-                let head = ChunkRecord { writer, stream, rows, first_step: chunk.first_step };
+                let version = if base::planted!(LostVersions) { 0 } else { chunk.version };
+                let head = ChunkRecord { writer, stream, rows, first_step: chunk.first_step, version };
                 out.record(RecordKind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
                 saved.chunks.insert(handle, saved.arrivals.len() as u32);
                 saved.arrivals.push(arrival);
@@ -154,10 +155,13 @@ impl Table {
     }
 
     /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written. Its priority was read before:
-    /// the last sample takes the mass away.
+    /// the last sample takes the mass away. A live item of a queue whose last sample is taken was not delivered yet, or not acknowledged.
     fn saved_item(&self, id: ItemId, priority: f64, saved: &Saved) -> Option<ItemRecord> {
         let metadata = self.items.metadata(id.slot);
-        let times_sampled = self.items.times_sampled(id.slot);
+        let mut times_sampled = self.items.times_sampled(id.slot);
+        if self.is_queue() {
+            times_sampled = times_sampled.min(self.config.max_times_sampled - 1);
+        }
         // All that was loaded is this item's, if it is still there.
         if !self.items.confirm(id) || self.items.is_used_up(times_sampled) {
             return None;
@@ -183,12 +187,18 @@ impl Table {
             max_priority: self.max_priority.ever(),
             samples: self.draws.next.load(Ordering::Relaxed),
             counters: self.counters.saved(),
+            sample_lag: self.counters.sample_lag.saved(),
             served: None,
         }
     }
 }
 
 impl SavePoint {
+    /// Name of the parameters whose versions its chunks have.
+    pub(crate) fn parameters(&self) -> Option<&str> {
+        self.table.config.parameters.as_deref()
+    }
+
     /// State of the save point, with later evictions, which the snapshot leaves out, and the current largest priority, which no item of the
     /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
@@ -197,6 +207,7 @@ impl SavePoint {
         // Chunks that arrived since may have been evicted, too.
         counters.evicted_steps = now.counters.evicted_steps.min(counters.inserted_steps);
         counters.evicted_items = now.counters.evicted_items.min(counters.inserted_items);
+        counters.expired_items = now.counters.expired_items.min(counters.inserted_items);
         let (evicted_chunks, max_priority) = (evicted_chunks as u64, now.max_priority);
         TableState { evicted_chunks, max_priority, counters, ..self.state.clone() }
     }
@@ -260,6 +271,7 @@ impl Table {
                     stream: chunk.stream,
                     rows: chunk.packed.rows(),
                     first_step: chunk.first_step,
+                    version: chunk.version,
                     packed: packed.clone(),
                 });
             }
@@ -296,7 +308,7 @@ mod tests {
 
     #[test]
     fn pushes_after_the_moment_are_left_out_with_and_without_steps() {
-        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 100);
+        let config = TableConfig::new("t", vec![Column::new("value", Dtype::Uint8, vec![])], 100);
         let memory = Memory::new(MemoryLimits::default());
         let table = memory.create_table(&config).unwrap();
         table.open_writer(&open(1, 1)).unwrap();

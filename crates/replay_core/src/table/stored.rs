@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::limiter::Outcome;
 use crate::schema::TableConfig;
 use crate::slab::{Handle, Pinned, Slab};
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// Names no chunk.
 const NO_CHUNK: u64 = u64::MAX;
@@ -39,12 +39,23 @@ pub struct StoredChunk {
     pub stream: u32,
     /// The stream's number of the first row.
     pub first_step: u64,
+    /// [`ChunkHead::version`](crate::replay::ChunkHead::version).
+    pub version: u64,
     /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
     /// Items whose first row is in it; some may have died already. Only under the insert lock.
     pub items: Mutex<Vec<ItemId>>,
     next: AtomicU64,
+    /// Of a queue: [`HEAD`], [`PASSED`], [`FREED`]. Relaxed, as it is used under the insert lock alone.
+    progress: AtomicU32,
 }
+
+/// The chunk before it in its stream is gone.
+pub const HEAD: u32 = 1;
+/// No later item begins in it.
+pub const PASSED: u32 = 2;
+/// It was freed, perhaps before older ones.
+pub const FREED: u32 = 4;
 
 impl StoredChunk {
     /// A chunk that nothing continues yet, whose eviction frees `freed_bytes`.
@@ -53,12 +64,22 @@ impl StoredChunk {
         writer: Arc<WriterIdentity>,
         stream: u32,
         first_step: u64,
+        version: u64,
         freed_bytes: u64,
     ) -> Box<Self> {
         // With room for later pushes' items that begin in this chunk: the list does not grow under the lock.
         let items = packed.rows() as usize + EXTRA_ITEMS.min(writer.window_before.into());
         let (items, next) = (Mutex::new(Vec::with_capacity(items)), AtomicU64::new(NO_CHUNK));
-        Box::new(StoredChunk { packed, writer, stream, first_step, freed_bytes, items, next })
+        let progress = AtomicU32::new(0);
+        Box::new(StoredChunk { packed, writer, stream, first_step, version, freed_bytes, items, next, progress })
+    }
+
+    pub fn progress(&self) -> u32 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    pub fn note(&self, progress: u32) {
+        self.progress.fetch_or(progress, Ordering::Relaxed);
     }
 
     /// Links the chunk that continues this one. Under the insert lock, before any item that spans both goes live.
@@ -207,14 +228,39 @@ impl Arrivals {
         self.end() - 1
     }
 
+    /// The chunk of a number, if it is there and was not freed.
+    pub fn live<'a>(&self, chunks: &'a Chunks, arrival: u64) -> Option<(Handle, PinnedChunk<'a>)> {
+        let handle = self.get(arrival)?;
+        let chunk = chunks.pin(handle)?;
+        (chunk.progress() & FREED == 0).then_some((handle, chunk))
+    }
+
     /// Takes the oldest chunk out. The caller retires it.
     pub fn pop<'a>(&mut self, chunks: &'a Chunks) -> Option<(Handle, PinnedChunk<'a>)> {
         let handle = self.chunks.pop_front()?;
         let chunk = chunks.pin(handle).expect("a live chunk is in the slab");
         self.first += 1;
+        self.uncount(&chunk);
+        Some((handle, chunk))
+    }
+
+    /// Counts a chunk no longer, which leaves the order or was freed in it.
+    pub fn uncount(&mut self, chunk: &StoredChunk) {
         self.steps -= u64::from(chunk.packed.rows());
         self.bytes -= chunk.freed_bytes;
-        Some((handle, chunk))
+    }
+
+    /// Goes on to the oldest chunk that was not freed: it is the first one whenever the insert lock is released.
+    pub fn pass_freed(&mut self, chunks: &Chunks) {
+        while self.first < self.end() && self.live(chunks, self.first).is_none() {
+            self.chunks.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Whether the list would grow with another chunk.
+    pub fn is_full(&self) -> bool {
+        self.chunks.len() == self.chunks.capacity()
     }
 }
 
@@ -305,6 +351,10 @@ impl Table {
                 self.end(id);
             }
             removed.push(handle);
+            if let Some(next) = oldest.next().and_then(|next| self.chunks.pin(next)) {
+                next.note(HEAD);
+            }
+            arrivals.pass_freed(&self.chunks);
         }
         drop(arrivals);
         let some = !removed.is_empty();
@@ -381,7 +431,7 @@ mod tests {
 
     /// A table of more chunks than one hold of the lock removes, and its newest item.
     fn table() -> (Arc<Table>, ItemId) {
-        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 2 * CHUNKS);
+        let config = TableConfig::new("t", vec![Column::new("value", Dtype::Uint8, vec![])], 2 * CHUNKS);
         let table = Memory::new(MemoryLimits::default()).create_table(&config).unwrap();
         table.open_writer(&tests::open(1, 1)).unwrap();
         let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();

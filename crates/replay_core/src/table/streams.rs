@@ -63,6 +63,21 @@ impl Stream {
         }
     }
 
+    /// Calls `passed` with the oldest chunks in which no later item begins: those before the chunk `newest`, in which an item of this stream
+    /// begins, and those that windows of later items, which reach back over `window` steps, no longer reach. The stream keeps its last
+    /// chunk, which the next one continues.
+    pub fn pass(&mut self, newest: u64, window: u64, mut passed: impl FnMut(u64)) {
+        while let Some(&span) = self.spans.front()
+            && (span.arrival < newest || span.end() + window <= self.next_step)
+        {
+            passed(span.arrival);
+            if self.spans.len() == 1 {
+                return;
+            }
+            self.spans.pop_front();
+        }
+    }
+
     /// The last chunk that a chunk starting at `first_step` continues without a gap.
     pub fn continues(&self, first_step: u64) -> Option<u64> {
         self.spans.back().filter(|span| span.end() == first_step).map(|span| span.arrival)

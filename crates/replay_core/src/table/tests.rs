@@ -14,7 +14,7 @@ pub fn push(sequence: u64, priority: Option<f32>) -> Push {
         epoch: 1,
         sequence,
         body: PushBody {
-            chunks: vec![ChunkHead { stream: 0, rows: 1, first_step: sequence - 1, bytes: 2 }],
+            chunks: vec![ChunkHead { stream: 0, rows: 1, first_step: sequence - 1, bytes: 2, version: 0 }],
             items: vec![NewItem { anchor: sequence - 1, stream: 0, before: 0, after: 0, priority }],
             payload: vec![0; 2].into(),
         },

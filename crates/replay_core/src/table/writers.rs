@@ -8,7 +8,7 @@
 
 mod expiry;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -351,6 +351,13 @@ impl Writers {
 
     pub fn counts(&self) -> WriterCounts {
         counts(&lock(&self.entries))
+    }
+
+    /// Numbers of the writers that are connected, as chunks have them.
+    pub fn connected_serials(&self) -> HashSet<u64> {
+        let entries = lock(&self.entries);
+        let connected = entries.values().filter(|known| known.disconnected_since().is_none());
+        connected.map(|known| known.identity.serial).collect()
     }
 
     /// The [`Self::MOST_LISTED`] writers that have waited longest, as [`Table::stats`](super::Table::stats) has them.

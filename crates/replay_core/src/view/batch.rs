@@ -1,189 +1,24 @@
-//! A batch of arrays, and the memory under them: one buffer that Rust fills and then lends to Python, which may write to it.
-//!
-//! The arrays lie in the buffer one after the other, so that one copy brings a batch to a device; `observation` and
-//! `next_observation` may overlap. A buffer returns to its pool when its last array is dropped, so a batch does not change
-//! while it is used, and the system clears the megabytes of a batch only once.
+//! A batch of arrays. They lie in one buffer one after the other, so that one copy brings a batch to a device; `observation` and
+//! `next_observation` may overlap.
 //!
 //! A large batch is evicted from the caches before it is used. An ordinary store reads each line before it overwrites it,
 //! and evicts rows that the next item needs; a streamed store does neither. Streaming shortens the unpacking of 512 stacks
 //! of frames by a fifth (`cargo bench -p replay_core --bench views decode`).
 
-use std::any::Any;
-use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
-use base::allocation::{self, check_size};
-use base::wait::lock;
-
+use super::buffer::{Buffer, BufferPool};
 use crate::chunk::RowLayout;
 use crate::error::Result;
-use crate::processor::advise_huge_pages;
 use crate::schema::{Column, Dtype};
 
-/// Smaller buffers are allocated anew: that is cheaper than to keep them.
-const SMALLEST_KEPT: usize = 8 << 10;
-/// Buffers that a pool keeps for reuse.
-const MOST_KEPT: usize = 16;
-/// Most bytes of the arrays of a batch.
-const LARGEST: u64 = 16 << 30;
-
-/// Bytes on the heap, or of another library, which are freed on drop.
-pub struct Storage {
-    start: NonNull<u8>,
-    len: usize,
-    _owner: Box<dyn Any + Send + Sync>,
-}
-
-// SAFETY: the owner may be dropped by any thread. The bytes are reached through a `Buffer`: its methods on a shared reference only read
-// them or return their address. A write through the address is sound only while no other thread uses the bytes, which `as_mut_ptr`
-// demands of its users.
-unsafe impl Send for Storage {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Storage {}
-
-impl Storage {
-    /// The `len` bytes at `start`, which `owner` frees when it is dropped.
-    ///
-    /// # Safety
-    /// `start` is a multiple of [`Buffer::ALIGNMENT`]. Until `owner` is dropped, the bytes are valid for reads and writes, and have no other user.
-    pub unsafe fn lent(start: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
-        Storage { start, len, _owner: Box::new(owner) }
-    }
-
-    fn zeros(len: usize) -> Result<Self> {
-        let mut bytes = Vec::from(allocation::zeros("an array", len + Buffer::ALIGNMENT)?);
-        advise_huge_pages(&bytes);
-        let first = bytes.as_ptr().align_offset(Buffer::ALIGNMENT);
-        let start = NonNull::from(&mut bytes[first..]).cast();
-        // SAFETY: `len` bytes are left from the aligned one on. A vector can be moved without its bytes, and this one is only dropped.
-        Ok(unsafe { Storage::lent(start, len, bytes) })
-    }
-}
-
-impl Default for Storage {
-    fn default() -> Self {
-        Storage { start: NonNull::dangling(), len: 0, _owner: Box::new(()) }
-    }
-}
-
-/// Lends new storage of at least as many bytes as it is asked for, or `None`.
-pub type Lender = dyn Fn(usize) -> Option<Storage> + Send + Sync;
-
-/// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
-pub struct Buffer {
-    storage: Storage,
-    len: usize,
-    pool: Weak<BufferPool>,
-}
-
-impl Buffer {
-    /// Alignment of buffers, and so of arrays: a cache line, and the widest vector register.
-    pub const ALIGNMENT: usize = 64;
-
-    /// A buffer of `len` zeros without a pool.
-    pub fn zeros(len: usize) -> Result<Self> {
-        Ok(Buffer::over(Storage::zeros(len)?, len, Weak::new()))
-    }
-
-    fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
-        assert!(len <= storage.len, "storage of {} bytes for {len}", storage.len);
-        Buffer { storage, len, pool }
-    }
-
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the bytes are the buffer's, and a write through the address is sound only while no slice of them is in use.
-        unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len) }
-    }
-
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the bytes are the buffer's, and the reference to it is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
-    }
-
-    /// The address of the bytes, which do not move, for another language. It may write there while nobody else uses the buffer.
-    pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.storage.start.as_ptr()
-    }
-
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
-            pool.give_back(std::mem::take(&mut self.storage));
-        }
-    }
-}
-
-/// Buffers of finished batches, for the next ones.
-#[derive(Default)]
-pub(super) struct BufferPool {
-    free: Mutex<Vec<Storage>>,
-    lender: Option<Box<Lender>>,
-}
-
-impl BufferPool {
-    pub(super) fn lent_by(lender: Option<Box<Lender>>) -> Self {
-        BufferPool { lender, ..BufferPool::default() }
-    }
-
-    /// A buffer with any content for arrays of `items`, whose places it sets.
-    pub(super) fn take(self: &Arc<Self>, specs: &mut [ArraySpec], items: usize) -> Result<Buffer> {
-        let mut len = 0_usize;
-        for spec in specs {
-            spec.offset = len.saturating_add(Buffer::ALIGNMENT - 1) & !(Buffer::ALIGNMENT - 1);
-            len = spec.offset.saturating_add(items.saturating_mul(spec.item_bytes()));
-        }
-        check_size(
-            "the arrays of a batch, in bytes,",
-            len as u64,
-            LARGEST,
-            "sample fewer items at a time, or with a narrower view",
-        )?;
-        if len < SMALLEST_KEPT {
-            return Buffer::zeros(len);
-        }
-        let kept = {
-            let mut free = lock(&self.free);
-            // Not one much larger: a short batch would hold on to the memory of a long one.
-            let fits = |storage: &Storage| (len..=2 * len).contains(&storage.len);
-            let smallest = free.iter().enumerate().filter(|(_, storage)| fits(storage)).min_by_key(|(_, s)| s.len);
-            smallest.map(|(at, _)| at).map(|at| free.swap_remove(at))
-        };
-        let storage = match kept.or_else(|| self.lender.as_ref()?(len)) {
-            Some(storage) => storage,
-            None => Storage::zeros(len)?,
-        };
-        Ok(Buffer::over(storage, len, Arc::downgrade(self)))
-    }
-
-    fn give_back(&self, storage: Storage) {
-        if cfg!(debug_assertions) {
-            // Poison: tests fail on a late read, and on a part that is never filled.
-            // SAFETY: free storage has no other user.
-            unsafe { storage.start.write_bytes(0xa5, storage.len) };
-        }
-        let mut free = lock(&self.free);
-        if free.len() == MOST_KEPT {
-            free.remove(0);
-        }
-        free.push(storage);
-    }
-}
-
-/// A named array with NumPy's description: element type, shape, strides and an offset into its buffer.
+/// A named array with NumPy's description: element type, shape, strides and an offset into its buffer. One whose items have different
+/// lengths has their values, one after the other, and the offsets of each level.
 #[derive(Clone)]
 pub struct Array {
     pub name: String,
     pub dtype: Dtype,
-    /// Elements along each dimension; the first is the batch.
+    /// Elements along each dimension; the first is the batch, or the values of all items.
     pub shape: Vec<usize>,
     /// Bytes from one element to the next along each dimension.
     pub strides: Vec<usize>,
@@ -193,6 +28,12 @@ pub struct Array {
     pub buffer: Arc<Buffer>,
     /// Whether other elements, of this array or of another one, may be the same bytes: true for observation stacks.
     pub shared: bool,
+    /// Where items have different lengths: int64, the first element of each part and the end. The outermost level counts the parts of
+    /// the next one, the last the values.
+    pub offsets: Vec<Array>,
+    /// Of a slice of such an array the step: of the outermost offsets every one of this number begins an item, and the one after it ends
+    /// the item.
+    pub step: Option<usize>,
 }
 
 impl Array {
@@ -211,6 +52,16 @@ impl Array {
     /// `count` items from `first` on, `step` apart, in the same buffer.
     pub fn items(&self, first: usize, count: usize, step: usize) -> Self {
         let mut items = self.clone();
+        if let Some(outer) = items.offsets.first_mut() {
+            // The values stay: the offsets tell which are of these items.
+            let own = self.step.unwrap_or(1);
+            items.step = Some(own * step);
+            *outer = match count.checked_sub(1) {
+                Some(last) => outer.items(first * own, last * own * step + 2, 1),
+                None => outer.items(0, 1, 1),
+            };
+            return items;
+        }
         // Without items the offset stays in the buffer.
         items.offset += first * self.strides[0] * usize::from(count > 0);
         items.shape[0] = count;
@@ -218,6 +69,11 @@ impl Array {
             items.strides[0] *= step;
         }
         items
+    }
+
+    /// The array itself, and its offsets.
+    pub fn with_offsets(&self) -> impl Iterator<Item = &Array> {
+        std::iter::once(self).chain(&self.offsets)
     }
 
     /// Offset in the buffer of the end of the last element.
@@ -276,7 +132,7 @@ pub struct Rejected {
 }
 
 pub struct Batch {
-    /// Items: the first dimension of every array. Fewer than were sampled where some are rejected.
+    /// Items of every array. Fewer than were sampled where some are rejected.
     pub len: usize,
     pub arrays: Vec<Array>,
     /// Items whose data does not decode, to be reported.
@@ -289,18 +145,30 @@ impl Batch {
     }
 }
 
-/// An array of a batch that is still to be filled: each item has the same number of its bytes.
+/// An array of a batch that is still to be filled: each item, or each of its rows, has the same number of its bytes.
 pub(super) struct ArraySpec {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Offset in the buffer of the batch, see [`BufferPool::take`].
+    /// Its first dimension; `None` for the items of the batch.
+    rows: Option<usize>,
+    /// Offset in the buffer of the batch, see [`take_buffer`].
     offset: usize,
 }
 
 impl ArraySpec {
     pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
-        ArraySpec { name: name.to_owned(), dtype, shape, offset: 0 }
+        ArraySpec { name: name.to_owned(), dtype, shape, rows: None, offset: 0 }
+    }
+
+    /// An array of as many `rows`, whatever the number of items.
+    pub(super) fn of_rows(name: &str, dtype: Dtype, shape: Vec<usize>, rows: usize) -> Self {
+        ArraySpec { rows: Some(rows), ..ArraySpec::new(name, dtype, shape) }
+    }
+
+    /// The part of the buffer of another array, of no more bytes.
+    pub(super) fn in_place_of(self, other: &ArraySpec) -> Self {
+        ArraySpec { offset: other.offset, ..self }
     }
 
     /// An array of `steps` values of a column for each item; without that dimension where `steps` is `None`.
@@ -310,29 +178,52 @@ impl ArraySpec {
         ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
     }
 
-    /// Bytes of one item; saturates, [`BufferPool::take`] bounds it.
+    pub(super) fn named(self, name: &str) -> Self {
+        ArraySpec { name: name.to_owned(), ..self }
+    }
+
+    /// Bytes of one item; saturates, [`BufferPool::take`] bounds them.
     pub(super) fn item_bytes(&self) -> usize {
         self.shape.iter().fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
+    /// Whether its first dimension is the items of the batch.
+    pub(super) fn is_of_items(&self) -> bool {
+        self.rows.is_none()
+    }
+
+    fn bytes(&self, items: usize) -> usize {
+        self.rows.unwrap_or(items).saturating_mul(self.item_bytes())
+    }
+
     /// The contiguous array of `items` in a filled buffer.
     pub(super) fn array(&self, items: usize, buffer: Arc<Buffer>) -> Array {
-        let mut shape = vec![items];
+        let mut shape = vec![self.rows.unwrap_or(items)];
         shape.extend(&self.shape);
         let mut strides = vec![self.dtype.bytes(); shape.len()];
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
         }
         let (name, dtype, offset) = (self.name.clone(), self.dtype, self.offset);
-        Array { name, dtype, shape, strides, offset, buffer, shared: false }
+        Array { name, dtype, shape, strides, offset, buffer, shared: false, offsets: Vec::new(), step: None }
     }
+}
+
+/// A buffer with any content for arrays of `items`, whose places it sets.
+pub(super) fn take_buffer(pool: &Arc<BufferPool>, specs: &mut [ArraySpec], items: usize) -> Result<Buffer> {
+    let mut len = 0_usize;
+    for spec in specs {
+        spec.offset = len.saturating_add(Buffer::ALIGNMENT - 1) & !(Buffer::ALIGNMENT - 1);
+        len = spec.offset.saturating_add(spec.bytes(items));
+    }
+    pool.take(len)
 }
 
 /// The bytes of each array of `items` in the buffer of a batch.
 pub(super) fn split<'b>(specs: &[ArraySpec], items: usize, buffer: &'b mut Buffer) -> Vec<&'b mut [u8]> {
     let (mut rest, mut at) = (buffer.as_mut_slice(), 0);
     let mut next = |spec: &ArraySpec| {
-        let bytes = items * spec.item_bytes();
+        let bytes = spec.bytes(items);
         let (taken, left) = std::mem::take(&mut rest).split_at_mut(spec.offset - at + bytes);
         let array = &mut taken[spec.offset - at..];
         (rest, at) = (left, spec.offset + bytes);
@@ -344,6 +235,12 @@ pub(super) fn split<'b>(specs: &[ArraySpec], items: usize, buffer: &'b mut Buffe
 /// The arrays in the filled buffer of a batch.
 pub(super) fn whole_arrays(specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
     specs.iter().map(|spec| spec.array(items, buffer.clone())).collect()
+}
+
+/// Writes values into the bytes of an array.
+pub(super) fn put<const N: usize>(array: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
+    let slots = array.as_chunks_mut().0;
+    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
 }
 
 /// Copies of one thread into a batch. Other threads may read the bytes after it is dropped.
@@ -417,67 +314,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_reused_only_after_its_last_array() {
-        let pool = Arc::new(BufferPool::default());
-        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
-        let buffer = Arc::new(pool.take(&mut spec, 2).unwrap());
-        let address = buffer.as_slice().as_ptr();
-        assert_eq!(address as usize % Buffer::ALIGNMENT, 0);
-        let first = spec[0].array(2, buffer);
-        let second = first.clone();
-        drop(first);
-        let other = pool.take(&mut spec, 2).unwrap();
-        assert_ne!(other.as_slice().as_ptr(), address);
-        drop(second);
-        assert_eq!(pool.take(&mut spec, 2).unwrap().as_slice().as_ptr(), address);
-        drop(other);
-    }
-
-    #[test]
-    fn a_pool_keeps_a_bounded_number_of_buffers() {
-        let pool = Arc::new(BufferPool::default());
-        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
-        let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(&mut spec, 1).unwrap()).collect();
-        drop(buffers);
-        assert_eq!(lock(&pool.free).len(), MOST_KEPT);
-    }
-
-    #[test]
-    fn lent_storage_is_filled_reused_and_returned() {
-        let lent = Arc::new(Mutex::new(Vec::new()));
-        let lends = lent.clone();
-        let lender = move |len| {
-            let mut lent = lock(&lends);
-            // Once: the second buffer is the pool's own.
-            let storage = lent.is_empty().then(|| Storage::zeros(len).unwrap())?;
-            let (start, owner) = (storage.start, Arc::new(storage));
-            lent.push((start.addr().get(), Arc::downgrade(&owner)));
-            // SAFETY: the bytes belong to storage that has no other user and is dropped with the owner.
-            Some(unsafe { Storage::lent(start, len, owner) })
-        };
-        let pool = Arc::new(BufferPool::lent_by(Some(Box::new(lender))));
-        let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT])];
-        for _ in 0..3 {
-            let buffer = pool.take(&mut spec, 2).unwrap();
-            let other = pool.take(&mut spec, 2).unwrap();
-            let (address, owner) = lock(&lent)[0].clone();
-            assert_eq!(buffer.as_slice().as_ptr().addr(), address);
-            assert_ne!(other.as_slice().as_ptr().addr(), address);
-            assert_eq!(owner.strong_count(), 1);
-            // The first that is given back is the next that is taken.
-            drop(buffer);
-            drop(other);
-        }
-        drop(pool);
-        let lent = lock(&lent);
-        assert_eq!((lent.len(), lent[0].1.strong_count()), (1, 0));
-    }
-
-    #[test]
     fn arrays_beyond_the_limit_are_refused_before_they_are_allocated() {
         let pool = Arc::new(BufferPool::default());
         let mut specs = ["a", "b"].map(|name| ArraySpec::new(name, Dtype::Uint16, vec![]));
-        assert!(matches!(pool.take(&mut specs, usize::MAX), Err(crate::Error::TooLarge { .. })));
+        assert!(matches!(take_buffer(&pool, &mut specs, usize::MAX), Err(crate::Error::TooLarge { .. })));
     }
 
     #[test]
@@ -485,7 +325,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         let mut specs = [("a", 3), ("b", 100), ("c", 0), ("d", 1)]
             .map(|(name, bytes)| ArraySpec::new(name, Dtype::Uint8, vec![bytes]));
-        let mut buffer = pool.take(&mut specs, 2).unwrap();
+        let mut buffer = take_buffer(&pool, &mut specs, 2).unwrap();
         assert_eq!(specs.each_ref().map(|spec| spec.offset), [0, 64, 320, 320]);
         for (number, part) in (1..).zip(split(&specs, 2, &mut buffer)) {
             part.fill(number);
@@ -499,7 +339,7 @@ mod tests {
     fn overlapping_windows_share_slots() {
         let pool = Arc::new(BufferPool::default());
         let mut spec = [ArraySpec::new("a", Dtype::Uint8, vec![3])];
-        let mut buffer = pool.take(&mut spec, 2).unwrap();
+        let mut buffer = take_buffer(&pool, &mut spec, 2).unwrap();
         buffer.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
         let array = spec[0].array(2, Arc::new(buffer));
         let pairs = array.overlapping("pairs", 0, &[2, 2]);

@@ -1,17 +1,7 @@
-//! Rows and blobs of a sampled batch, unpacked with every bound checked, since a server's reply is not trusted; threads that fill the arrays
-//! together.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use rayon::{ThreadPool, ThreadPoolBuilder};
-
-use base::allocation;
-use base::system::OsError;
-use base::wait::lock;
+//! Rows and blobs of a sampled batch, unpacked with every bound checked, since a server's reply is not trusted.
 
 use super::Padding;
-use super::batch::{self, Array, ArraySpec, Buffer, Copies};
+use super::batch::Copies;
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
 use crate::codec::Codec;
 use crate::difference::Patched;
@@ -53,6 +43,10 @@ impl<'a> Unpacker<'a> {
 
     pub(super) fn bytes(&self, column: usize) -> usize {
         self.layout.columns[column].bytes
+    }
+
+    pub(super) fn fixed_columns(&self) -> impl Iterator<Item = usize> + use<'a> {
+        self.layout.fixed_columns()
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -182,16 +176,26 @@ impl<'a> RowParts<'a> {
     }
 }
 
-impl SampledRow<'_> {
+impl<'a> SampledRow<'a> {
     pub(super) fn has(self, flag: u8) -> bool {
         self.parts.has(flag)
+    }
+
+    /// Flags, raw values, blob lengths and counts.
+    pub(super) fn fields(self) -> &'a [u8] {
+        self.parts.fields
+    }
+
+    /// The row without its relation to others.
+    pub(super) fn alone(self) -> Self {
+        SampledRow { role: KeyRole::Alone, ..self }
     }
 }
 
 /// The steps of a window from its anchor on, up to the end of the episode (or life).
 #[derive(Clone, Copy)]
 pub(super) struct Steps<'a> {
-    window: SampledWindow<'a>,
+    pub(super) window: SampledWindow<'a>,
     /// Steps that learning may use: the observation after each is known, or it terminates.
     pub(super) counted: usize,
     /// These, and a truncated step after them whose next observation never came.
@@ -205,6 +209,11 @@ impl<'a> Steps<'a> {
     /// The row of a step; 0 is the anchor's.
     pub(super) fn row(self, step: usize) -> SampledRow<'a> {
         self.window.rows.row(self.window.first + self.window.before + step)
+    }
+
+    /// The row of a known observation.
+    pub(super) fn observation(self, step: usize) -> Option<SampledRow<'a>> {
+        (step < self.observations).then(|| self.row(step))
     }
 }
 
@@ -331,171 +340,4 @@ fn packed_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<Sampl
         }
     }
     Ok(rows)
-}
-
-/// Items that a thread fills at a time: few, so that no thread waits long for the last one, and enough to wake another.
-const PART_ITEMS: usize = 32;
-/// Bytes of a batch for which one more thread is woken. Fewer are filled before it runs: with a second thread 64 steps of 100
-/// bytes took 72 us instead of 41, and 512 took 253 instead of 213.
-/// Tests, whose batches are small, use all threads.
-const HELPER_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 256 << 10 };
-/// Spins (tens of microseconds) in which the calling thread waits for the last parts of the others before it sleeps. Sleeping
-/// at once made a sample of 512 in process 3 % slower.
-const LAST_PART_SPINS: usize = 4_000;
-
-/// What a view makes of windows. `short` says that a window of the batch ends early, in a way that moves its arrays.
-pub(super) trait ArraysOfView: Send + Sync {
-    fn any_short(&self, _windows: &[SampledWindow<'_>]) -> bool {
-        false
-    }
-
-    fn specs(&self, layout: &RowLayout, short: bool) -> Vec<ArraySpec>;
-
-    /// Fills the items' part of each array, and sets the reason of each item whose window cannot be used.
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    );
-
-    fn arrays(&self, _short: bool, specs: &[ArraySpec], items: usize, buffer: &Arc<Buffer>) -> Vec<Array> {
-        batch::whole_arrays(specs, items, buffer)
-    }
-}
-
-/// Calls `fill` with the number of each item and its part of some arrays, unless the item failed before.
-pub(super) fn for_each<const N: usize>(
-    arrays: [&mut [u8]; N],
-    failed: &mut [Option<String>],
-    mut fill: impl FnMut(usize, [&mut [u8]; N]) -> Decoded<()>,
-) {
-    let items = failed.len();
-    let mut parts = arrays.map(|array| array.chunks_exact_mut(array.len() / items));
-    for (item, failed) in failed.iter_mut().enumerate() {
-        let values = parts.each_mut().map(|part| part.next().unwrap_or_default());
-        if failed.is_none() {
-            *failed = fill(item, values).err();
-        }
-    }
-}
-
-/// The steps of each window, at most `most`; none of a window that fails.
-pub(super) fn steps_of<'a>(
-    windows: &[SampledWindow<'a>],
-    most: usize,
-    failed: &mut [Option<String>],
-) -> Vec<Steps<'a>> {
-    let steps = windows.iter().zip(failed).map(|(&window, failed)| {
-        window.steps(most).unwrap_or_else(|reason| {
-            *failed = Some(reason);
-            Steps { window, counted: 0, all: 0, terminated: false, observations: 0 }
-        })
-    });
-    steps.collect()
-}
-
-/// The calling thread and a pool of others. They are not started anew for each batch: the scheduler tends to put a new thread
-/// on its parent's core while another core is about to become idle, which made a remote sample of 512 take 6.2 ms instead of
-/// 4.1 on two cores.
-pub(super) struct Fillers {
-    others: Option<ThreadPool>,
-}
-
-impl Fillers {
-    /// Starts all of `threads` but the calling one.
-    pub(super) fn new(threads: usize) -> Result<Self> {
-        allocation::check_threads("a pool of unpacking threads", threads.saturating_sub(1))?;
-        let start = |others| {
-            ThreadPoolBuilder::new()
-                .num_threads(others)
-                .stack_size(allocation::STACK_BYTES)
-                .thread_name(|number| format!("innet-unpack-{number}"))
-                .build()
-                .map_err(|error| {
-                    let what = "cannot start the threads that unpack batches";
-                    OsError::of(what)(std::io::Error::other(error))
-                })
-        };
-        Ok(Fillers { others: (threads > 1).then(|| start(threads - 1)).transpose()? })
-    }
-
-    /// Fills the first arrays of a batch, item by item. Returns the failed items and the reasons, in order.
-    pub(super) fn fill_arrays<'a>(
-        &self,
-        layout: &'a RowLayout,
-        windows: &[SampledWindow<'a>],
-        specs: &[ArraySpec],
-        buffer: &mut Buffer,
-        (view, short): (&dyn ArraysOfView, bool),
-    ) -> Vec<(usize, String)> {
-        let bytes = buffer.len();
-        let arrays = batch::split(specs, windows.len(), buffer).into_iter().zip(specs);
-        let mut rest: Vec<_> = arrays.map(|(bytes, spec)| bytes.chunks_mut(PART_ITEMS * spec.item_bytes())).collect();
-        let parts = windows.chunks(PART_ITEMS).enumerate().map(|(part, windows)| {
-            let arrays: Vec<_> = rest.iter_mut().map_while(Iterator::next).collect();
-            (part * PART_ITEMS, windows, arrays)
-        });
-        let parts = Mutex::new(parts);
-        let failures = Mutex::new(Vec::new());
-        let work = || {
-            let mut unpacker = Unpacker::new(layout, Copies::to_batch(bytes));
-            let mut reasons = vec![None; PART_ITEMS];
-            loop {
-                let Some((first, windows, mut arrays)) = lock(&parts).next() else {
-                    return;
-                };
-                let reasons = &mut reasons[..windows.len()];
-                view.fill(&mut unpacker, short, windows, &mut arrays, reasons);
-                let failed = reasons.iter_mut().enumerate();
-                let failed = failed.filter_map(|(index, reason)| Some((first + index, reason.take()?)));
-                lock(&failures).extend(failed);
-            }
-        };
-        let others_at_most = windows.len().div_ceil(PART_ITEMS).saturating_sub(1);
-        let helpers = others_at_most.min(bytes / HELPER_BYTES);
-        match &self.others {
-            Some(others) if helpers > 0 => {
-                let helpers = others.current_num_threads().min(helpers);
-                let busy = AtomicUsize::new(helpers);
-                others.in_place_scope(|scope| {
-                    for _ in 0..helpers {
-                        scope.spawn(|_| {
-                            work();
-                            // Relaxed: the end of the scope publishes what the threads wrote.
-                            busy.fetch_sub(1, Ordering::Relaxed);
-                        });
-                    }
-                    work();
-                    for _ in 0..LAST_PART_SPINS {
-                        if busy.load(Ordering::Relaxed) == 0 {
-                            break;
-                        }
-                        std::hint::spin_loop();
-                    }
-                });
-            }
-            _ => work(),
-        }
-        let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failures.sort_unstable_by_key(|(item, _)| *item);
-        failures
-    }
-}
-
-/// Closes the gaps that failed items left in an array.
-pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize, String)]) {
-    let mut failed = failed.iter().map(|(item, _)| *item).peekable();
-    let mut kept = 0;
-    for item in 0..bytes.len() / item_bytes {
-        if failed.next_if_eq(&item).is_some() {
-            continue;
-        }
-        if kept < item {
-            bytes.copy_within(item * item_bytes..(item + 1) * item_bytes, kept * item_bytes);
-        }
-        kept += 1;
-    }
 }

@@ -1,16 +1,21 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them, with importance weights. `decode` unpacks rows and blobs,
-//! in several threads, `nstep` and `sequence` lay them out, `batch` has the arrays and their memory. [`mix`](crate::mix) mixes the shares of a
-//! batch.
+//! `fill` does it in several threads, `nstep` and `sequence` lay them out, `ragged` those whose items have different lengths, `batch` has the arrays, `buffer`
+//! their memory. [`mix`](crate::mix) mixes the shares of a batch.
 
 mod batch;
+mod buffer;
 mod decode;
+mod fill;
 mod nstep;
+mod ragged;
 mod sequence;
+mod trajectory;
 
 use std::sync::Arc;
 
-use batch::{ArraySpec, BufferPool};
-use decode::{ArraysOfView, Fillers};
+use batch::{ArraySpec, put, take_buffer};
+use buffer::BufferPool;
+use fill::{ArraysOfView, Fillers};
 
 use base::notation::Number;
 
@@ -20,8 +25,9 @@ use crate::processor;
 use crate::replay::Sampled;
 use crate::schema::{Dtype, TableConfig};
 
-pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, ViewSpec, Window};
-pub use batch::{Array, Batch, Buffer, Lender, Rejected, Storage};
+pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, Stack, Trajectory, ViewSpec, Window};
+pub use batch::{Array, Batch, Rejected};
+pub use buffer::{Buffer, Lender, Storage};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
@@ -36,6 +42,8 @@ impl Default for DecodeOptions {
     }
 }
 
+/// Name of the array with each item's version, in a batch of a table that names parameters.
+const VERSIONS: &str = "versions";
 /// Name of the array with each item's table, in a batch of a mix.
 pub const TABLES: &str = "tables";
 
@@ -44,6 +52,8 @@ pub struct Decoder {
     layout: RowLayout,
     view: Box<dyn ArraysOfView>,
     normalization: Normalization,
+    /// Whether batches have the array [`VERSIONS`].
+    has_versions: bool,
     fillers: Fillers,
     pool: Arc<BufferPool>,
 }
@@ -60,6 +70,7 @@ impl Decoder {
             ViewSpec::NStep(spec) => Box::new(nstep::NStepView::new(spec.clone(), config)?),
             ViewSpec::Sequences(spec) => Box::new(sequence::SequenceView::new(spec.clone(), config)?),
             ViewSpec::Window(spec) => Box::new(*spec),
+            ViewSpec::Trajectory(spec) => Box::new(trajectory::TrajectoryView::new(spec.clone(), config)?),
         };
         Self::over(config, view, options)
     }
@@ -75,6 +86,7 @@ impl Decoder {
             layout: RowLayout::of(config),
             view,
             normalization: options.normalization,
+            has_versions: config.parameters.is_some(),
             fillers: Fillers::new(options.threads)?,
             pool: Arc::default(),
         })
@@ -119,23 +131,41 @@ impl Decoder {
             None => &windows,
         };
         let of_view = specs.len();
+        let (mut ragged, mut failed) = (self.view.ragged(&self.layout, windows), Vec::new());
+        for array in &mut ragged {
+            array.read_counts(&self.layout, &mut failed);
+            specs.extend(array.specs(&self.layout));
+        }
+        let with_ragged = specs.len();
         let of_items = [
             ("weights", Dtype::Float32),
             ("probabilities", Dtype::Float64),
             ("ids", Dtype::Uint64),
             ("ages", Dtype::Uint32),
         ];
+        let of_versions = self.has_versions.then_some((VERSIONS, Dtype::Uint64));
         let of_mix = table_of.map(|_| (TABLES, Dtype::Uint8));
-        specs.extend(of_items.into_iter().chain(of_mix).map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
-        let mut buffer = self.pool.take(&mut specs, windows.len())?;
+        let of_items = of_items.into_iter().chain(of_versions).chain(of_mix);
+        specs.extend(of_items.map(|(name, dtype)| ArraySpec::new(name, dtype, vec![])));
+        let mut buffer = take_buffer(&self.pool, &mut specs, windows.len())?;
         let view = (&*self.view, short);
-        let failed = self.fillers.fill_arrays(&self.layout, windows, &specs[..of_view], &mut buffer, view);
-        let mut parts = batch::split(&specs, windows.len(), &mut buffer);
+        let arrays = (&specs[..with_ragged], &ragged[..]);
+        let failed = self.fillers.fill_arrays(&self.layout, windows, arrays, &mut buffer, view, failed);
         if !failed.is_empty() {
-            for (bytes, spec) in parts.iter_mut().zip(&specs[..of_view]) {
-                decode::remove_items(bytes, spec.item_bytes(), &failed);
+            let mut parts = batch::split(&specs, windows.len(), &mut buffer).into_iter();
+            for (spec, bytes) in specs[..of_view].iter().zip(parts.by_ref()) {
+                fill::remove_items(bytes, spec.item_bytes(), &failed);
+            }
+            let mut shorter = Vec::new();
+            for array in &mut ragged {
+                array.remove_items(parts.nth(array.depth()).unwrap_or_default(), &failed);
+                shorter.extend(array.specs(&self.layout));
+            }
+            for (spec, shorter) in specs[of_view..].iter_mut().zip(shorter) {
+                *spec = shorter.in_place_of(spec);
             }
         }
+        let mut parts = batch::split(&specs, windows.len(), &mut buffer);
 
         let len = windows.len() - failed.len();
         let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
@@ -150,26 +180,32 @@ impl Decoder {
         let kept = items.iter().map(|&item| &sampled.items[item]);
         let probabilities = kept.clone().map(|item| item.probability);
         let weights = importance_weights(probabilities.clone(), sampled.min_probability, beta, self.normalization)?;
-        if let [of_weights, of_probabilities, ids, ages, tables @ ..] = &mut parts[of_view..] {
+        let mut rest = &mut parts[of_view..with_ragged];
+        for array in &ragged {
+            array.put_offsets(rest.split_off_mut(..array.depth() + 1).unwrap_or_default());
+        }
+        if let [of_weights, of_probabilities, ids, ages, others @ ..] = &mut parts[with_ragged..] {
+            let (versions, tables) = others.split_at_mut(usize::from(self.has_versions));
             put(of_weights, weights.into_iter().map(f32::to_ne_bytes));
             put(of_probabilities, probabilities.map(f64::to_ne_bytes));
             put(ids, kept.clone().map(|item| item.id.to_ne_bytes()));
-            put(ages, kept.map(|item| item.age.to_ne_bytes()));
+            put(ages, kept.clone().map(|item| item.age.to_ne_bytes()));
+            for versions in versions {
+                put(versions, kept.clone().map(|item| item.version.to_ne_bytes()));
+            }
             for (tables, table_of) in tables.iter_mut().zip(table_of) {
                 put(tables, items.iter().map(|&item| [table_of(item)]));
             }
         }
         let buffer = Arc::new(buffer);
         let mut arrays = self.view.arrays(short, &specs[..of_view], len, &buffer);
-        arrays.extend(batch::whole_arrays(&specs[of_view..], len, &buffer));
+        let mut rest = &specs[of_view..with_ragged];
+        arrays.extend(
+            ragged.iter().map(|array| array.array(rest.split_off(..array.depth() + 1).unwrap_or_default(), &buffer)),
+        );
+        arrays.extend(batch::whole_arrays(&specs[with_ragged..], len, &buffer));
         Ok(Batch { len, arrays, rejected })
     }
-}
-
-/// Writes values into the bytes of an array.
-fn put<const N: usize>(array: &mut [u8], values: impl Iterator<Item = [u8; N]>) {
-    let slots = array.as_chunks_mut().0;
-    slots.iter_mut().zip(values).for_each(|(slot, value)| *slot = value);
 }
 
 /// Divisor of the importance weights.

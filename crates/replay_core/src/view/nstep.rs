@@ -22,8 +22,11 @@
 
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{ArraysOfView, SampledWindow, Steps, Unpacker, for_each, steps_of};
+use super::batch::{Array, ArraySpec, whole_arrays};
+use super::buffer::Buffer;
+use super::decode::{SampledWindow, Steps, Unpacker};
+use super::fill::{ArraysOfView, Items};
+use super::ragged::RaggedArray;
 use super::{NStep, REWARD};
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -33,19 +36,23 @@ use crate::view_spec::{self, Part, find_scalar};
 pub(super) struct NStepView {
     spec: NStep,
     parts: Vec<Part>,
+    /// The parts of any length, which have no stack.
+    ragged_parts: Vec<Part>,
     reward: usize,
     /// Every column that is returned as it is at the anchor.
     others: Vec<usize>,
+    ragged_others: Vec<usize>,
 }
 
 impl NStepView {
     pub(super) fn new(spec: NStep, config: &TableConfig) -> Result<Self> {
         let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
-        let others = (0..config.columns.len())
+        let (ragged_others, others) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
-            .collect();
-        Ok(NStepView { spec, parts, reward, others })
+            .partition(|&column| config.columns[column].is_ragged());
+        let (ragged_parts, parts) = parts.into_iter().partition(|part| config.columns[part.column].is_ragged());
+        Ok(NStepView { spec, parts, ragged_parts, reward, others, ragged_others })
     }
 
     fn n(&self) -> usize {
@@ -90,17 +97,27 @@ impl ArraysOfView for NStepView {
         specs
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
-        let steps = steps_of(windows, self.n(), failed);
-        let mut arrays = arrays.iter_mut();
-        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+    /// The observations of any length, with the next ones, and the other columns of any length.
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        if self.ragged_parts.is_empty() && self.ragged_others.is_empty() {
+            return Vec::new();
+        }
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.n()).ok()).collect();
+        let of = |name: &str, column: usize, distance: &dyn Fn(&Steps<'a>) -> usize| {
+            let rows = steps.iter().map(|steps| steps.and_then(|steps| steps.observation(distance(&steps))));
+            RaggedArray::of_values(layout, name, column, rows)
+        };
+        let observations = self.ragged_parts.iter().map(|part| of(&part.array, part.column, &|_| 0));
+        let others = self.ragged_others.iter();
+        let others = others.map(|&column| of(&layout.columns[column].column.name, column, &|_| 0));
+        let following = self.ragged_parts.iter();
+        let following =
+            following.map(|part| of(&format!("next_{}", part.array), part.column, &|steps| self.distance(steps)));
+        observations.chain(others).chain(following).collect()
+    }
+
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, short: bool) {
+        let (windows, steps) = (items.windows, items.steps(self.n()));
         for part in &self.parts {
             let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
@@ -109,21 +126,21 @@ impl ArraysOfView for NStepView {
             };
             let following = |item: usize, slot: usize| offset(item, slot + self.distance(&steps[item]));
             match self.shift(part, short) {
-                Some(shift) => for_each([next()], failed, |item, [slots]| {
+                Some(shift) => items.fill_next(|item, [slots]| {
                     unpacker.unpack_slots(&windows[item], column, padding, slots, |slot| match slot < part.stack {
                         true => offset(item, slot),
                         false => following(item, slot - shift),
                     })
                 }),
                 // Both of an item, since they may have the same key row.
-                None => for_each([next(), next()], failed, |item, [slots, next_slots]| {
+                None => items.fill_next(|item, [slots, next_slots]| {
                     let window = &windows[item];
                     unpacker.unpack_slots(window, column, padding, slots, |slot| offset(item, slot))?;
                     unpacker.unpack_slots(window, column, padding, next_slots, |slot| following(item, slot))
                 }),
             }
         }
-        for_each([next(), next()], failed, |item, [reward, discount]| {
+        items.fill_next(|item, [reward, discount]| {
             let (mut n_step_return, mut factor) = (0.0, 1.0);
             for step in 0..steps[item].counted {
                 n_step_return += factor * unpacker.number(steps[item].row(step), self.reward)?;
@@ -135,7 +152,7 @@ impl ArraysOfView for NStepView {
             Ok(())
         });
         for &column in &self.others {
-            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
     }
 

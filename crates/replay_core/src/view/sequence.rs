@@ -5,8 +5,11 @@
 
 use std::sync::Arc;
 
-use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{ArraysOfView, SampledRow, SampledWindow, Unpacker, for_each, steps_of};
+use super::batch::{Array, ArraySpec, whole_arrays};
+use super::buffer::Buffer;
+use super::decode::{SampledRow, SampledWindow, Steps, Unpacker};
+use super::fill::{ArraysOfView, Items};
+use super::ragged::RaggedArray;
 use super::{REWARD, Sequences, Window};
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -20,6 +23,14 @@ pub(super) struct SequenceView {
     /// Columns returned at the first step.
     state: Vec<usize>,
     /// Columns returned at every step.
+    others: Vec<usize>,
+    /// Of each of these the columns of any length.
+    ragged: RaggedColumns,
+}
+
+struct RaggedColumns {
+    parts: Vec<Part>,
+    state: Vec<usize>,
     others: Vec<usize>,
 }
 
@@ -35,14 +46,19 @@ impl SequenceView {
     pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
         let parts = view_spec::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
-        let (state, others) = (0..config.columns.len())
+        let is_ragged = |column: usize| config.columns[column].is_ragged();
+        let (state, others): (Vec<_>, Vec<_>) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
             .partition(|&column| {
                 let name = &config.columns[column].name;
                 let mut state = spec.state.iter();
                 state.any(|state| view_spec::has_column(state, name))
             });
-        Ok(SequenceView { spec, parts, reward, state, others })
+        let (ragged_parts, parts) = parts.into_iter().partition(|part| is_ragged(part.column));
+        let (ragged_state, state) = state.into_iter().partition(|&column| is_ragged(column));
+        let (ragged_others, others) = others.into_iter().partition(|&column| is_ragged(column));
+        let ragged = RaggedColumns { parts: ragged_parts, state: ragged_state, others: ragged_others };
+        Ok(SequenceView { spec, parts, reward, state, others, ragged })
     }
 
     fn steps(&self) -> usize {
@@ -66,26 +82,42 @@ impl ArraysOfView for SequenceView {
         specs
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        _short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
-        let steps = steps_of(windows, self.steps(), failed);
-        let mut arrays = arrays.iter_mut();
-        let mut next = || arrays.next().map_or(&mut [][..], |array| array);
+    /// The columns of any length: observations, state columns, other columns.
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        let RaggedColumns { parts, state, others } = &self.ragged;
+        if parts.is_empty() && state.is_empty() && others.is_empty() {
+            return Vec::new();
+        }
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.steps()).ok()).collect();
+        let name = |column: usize| layout.columns[column].column.name.as_str();
+        let of_steps =
+            |name: &str, column: usize, slots: usize, row: &dyn Fn(Steps<'a>, usize) -> Option<SampledRow<'a>>| {
+                let items =
+                    steps.iter().map(|steps| (0..slots).map(move |slot| steps.and_then(|steps| row(steps, slot))));
+                RaggedArray::of_rows(layout, name, column, items)
+            };
+        let observations =
+            parts.iter().map(|part| of_steps(&part.array, part.column, self.steps() + 1, &Steps::observation));
+        let state = state.iter().map(|&column| {
+            let rows = steps.iter().map(|steps| steps.map(|steps| steps.row(0)));
+            RaggedArray::of_values(layout, name(column), column, rows)
+        });
+        let of_step = |steps: Steps<'a>, step: usize| (step < steps.all).then(|| steps.row(step));
+        let others = others.iter().map(|&column| of_steps(name(column), column, self.steps(), &of_step));
+        observations.chain(state).chain(others).collect()
+    }
+
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
+        let (windows, steps) = (items.windows, items.steps(self.steps()));
         for part in &self.parts {
             let newest = part.stack as isize - 1;
-            for_each([next()], failed, |item, [slots]| {
+            items.fill_next(|item, [slots]| {
                 unpacker.unpack_slots(&windows[item], part.column, self.spec.padding, slots, |slot| {
                     Some(slot as isize - newest).filter(|&offset| offset < steps[item].observations as isize)
                 })
             });
         }
-        for_each([next(), next(), next()], failed, |item, [reward, discount, mask]| {
+        items.fill_next(|item, [reward, discount, mask]| {
             let steps = steps[item];
             [&mut *reward, discount, mask].into_iter().for_each(|values| values.fill(0));
             mask[..steps.counted].fill(1);
@@ -99,18 +131,18 @@ impl ArraysOfView for SequenceView {
             Ok(())
         });
         for (_, flag) in &FLAGS[..3] {
-            for_each([next()], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 let is_set = |step| step < steps[item].all && steps[item].row(step).has(*flag);
                 values.iter_mut().enumerate().for_each(|(step, value)| *value = is_set(step).into());
                 Ok(())
             });
         }
         for &column in &self.state {
-            for_each([next()], failed, |item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
         }
         for &column in &self.others {
             let bytes = unpacker.bytes(column);
-            for_each([next()], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 values[steps[item].all * bytes..].fill(0);
                 let mut values = (0..steps[item].all).zip(values.chunks_exact_mut(bytes));
                 values.try_for_each(|(step, value)| unpacker.unpack(steps[item].row(step), column, value))
@@ -142,22 +174,27 @@ impl ArraysOfView for Window {
     fn specs(&self, layout: &RowLayout, _short: bool) -> Vec<ArraySpec> {
         let bits = ["mask"].into_iter().chain(FLAGS.map(|(name, _)| name));
         let mut specs: Vec<_> = bits.map(|name| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])).collect();
-        specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
+        specs.extend(layout.fixed_columns().map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
         specs
     }
 
-    fn fill<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        _short: bool,
-        windows: &[SampledWindow<'a>],
-        arrays: &mut [&mut [u8]],
-        failed: &mut [Option<String>],
-    ) {
+    fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
+        let before = self.before as isize;
+        let columns = layout.ragged_columns.iter().map(|&column| {
+            let rows = |window: &SampledWindow<'a>| {
+                let window = *window;
+                (0..self.rows() as isize).map(move |slot| window.row(slot - before))
+            };
+            RaggedArray::of_rows(layout, &layout.columns[column].column.name, column, windows.iter().map(rows))
+        });
+        columns.collect()
+    }
+
+    fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
+        let windows = items.windows;
         let row = |item: usize, slot: usize| windows[item].row(slot as isize - self.before as isize);
-        let (bits, columns) = arrays.split_at_mut(1 + FLAGS.len());
-        for (number, bits) in bits.iter_mut().enumerate() {
-            for_each([bits], failed, |item, [bits]| {
+        for number in 0..=FLAGS.len() {
+            items.fill_next(|item, [bits]| {
                 for (slot, bit) in bits.iter_mut().enumerate() {
                     let set = |row: SampledRow<'_>| number.checked_sub(1).is_none_or(|flag| row.has(FLAGS[flag].1));
                     *bit = u8::from(row(item, slot).is_some_and(set));
@@ -165,9 +202,9 @@ impl ArraysOfView for Window {
                 Ok(())
             });
         }
-        for (column, values) in columns.iter_mut().enumerate() {
+        for column in unpacker.fixed_columns() {
             let bytes = unpacker.bytes(column);
-            for_each([values], failed, |item, [values]| {
+            items.fill_next(|item, [values]| {
                 for (slot, value) in values.chunks_exact_mut(bytes).enumerate() {
                     match row(item, slot) {
                         Some(row) => unpacker.unpack(row, column, value)?,

@@ -23,9 +23,9 @@ pub(super) struct OpenChunk {
 /// The newest row that is packed by itself. Later rows may be differences to it.
 #[derive(Default)]
 struct KeyRow {
-    /// Its blob columns' values, one after the other.
+    /// Its blob columns' values, one after the other, without ragged ones.
     values: Vec<u8>,
-    /// Most bytes of a difference, by blob column; `None` where rows differ too much. Empty before the first row of a chunk.
+    /// Most bytes of a difference, by blob column; `None` where rows differ too much, and for ragged columns. Empty before the first row of a chunk.
     difference_limits: Vec<Option<usize>>,
     /// The next row has shown which columns change too much.
     has_successor: bool,
@@ -49,7 +49,7 @@ impl OpenChunk {
 pub(super) struct Packer {
     layout: RowLayout,
     blobs: BlobPacker,
-    /// As many as the largest column has bytes.
+    /// As many as the largest column of fixed size has bytes.
     zeros: Vec<u8>,
 }
 
@@ -67,7 +67,11 @@ impl Packer {
         let value = |column: usize| value(column).unwrap_or(&self.zeros[..columns[column].bytes]);
         let blob_values = || {
             let indexes = self.layout.blob_columns.iter();
-            indexes.map(|&index| (columns[index].column.codec, value(index)))
+            indexes.map(|&index| BlobValue {
+                codec: columns[index].column.codec,
+                is_ragged: columns[index].bytes == 0,
+                bytes: value(index),
+            })
         };
         let blobs = &mut self.blobs;
         let row_flags = if blobs.pack_differences(chunk, blob_values()) {
@@ -88,30 +92,45 @@ impl Packer {
         for length in &self.blobs.lengths {
             chunk.rows.extend_from_slice(&length.to_le_bytes());
         }
+        for &index in &self.layout.ragged_columns {
+            // Checked: at most 2^28 bytes.
+            let count = (value(index).len() / columns[index].element_bytes) as u32;
+            chunk.rows.extend_from_slice(&count.to_le_bytes());
+        }
         debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes);
     }
 }
 
 struct BlobPacker {
-    /// As many bytes as the largest column: a longer blob would save nothing.
+    /// As many bytes as the largest value: a longer blob would save nothing.
     scratch: Vec<u8>,
     lengths: Vec<BlobLength>,
+}
+
+/// The value of a column that makes blobs.
+struct BlobValue<'a> {
+    codec: Codec,
+    is_ragged: bool,
+    bytes: &'a [u8],
 }
 
 impl BlobPacker {
     /// Packs values that changed little since the key row as differences, others by themselves. Returns false, with nothing packed, when a
     /// key row is due: no column changes little, or one that did no longer does.
-    fn pack_differences<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = (Codec, &'a [u8])>) -> bool {
+    fn pack_differences<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = BlobValue<'a>>) -> bool {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
+        if key.difference_limits.iter().all(Option::is_none) {
+            return false;
+        }
         let blobs_before = blobs.len();
         let mut key_values = &key.values[..];
-        for ((codec, value), limit) in values.zip(&mut key.difference_limits) {
-            let (key_value, rest) = key_values.split_at(value.len());
+        for (value, limit) in values.zip(&mut key.difference_limits) {
+            let (key_value, rest) = key_values.split_at(if value.is_ragged { 0 } else { value.bytes.len() });
             key_values = rest;
             if let Some(most) = *limit {
                 let out = &mut self.scratch[..most];
-                if let Some(length) = difference::encode(key_value, value, out) {
+                if let Some(length) = difference::encode(key_value, value.bytes, out) {
                     blobs.extend_from_slice(&self.scratch[..length]);
                     self.lengths.push(BlobLength::of_difference(length));
                     continue;
@@ -122,7 +141,7 @@ impl BlobPacker {
                 }
                 *limit = None;
             }
-            self.pack_value(blobs, codec, value);
+            self.pack_value(blobs, &value);
         }
         key.has_successor = true;
         if key.difference_limits.iter().all(Option::is_none) {
@@ -132,21 +151,27 @@ impl BlobPacker {
         true
     }
 
-    fn pack_key_row<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = (Codec, &'a [u8])>) {
+    fn pack_key_row<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = BlobValue<'a>>) {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
         key.values.clear();
         key.difference_limits.clear();
         key.has_successor = false;
-        for (codec, value) in values {
-            let length = self.pack_value(blobs, codec, value);
-            key.values.extend_from_slice(value);
-            key.difference_limits.push(Some(length / DIFFERENCE_PART));
+        for value in values {
+            let length = self.pack_value(blobs, &value);
+            if !value.is_ragged {
+                key.values.extend_from_slice(value.bytes);
+            }
+            key.difference_limits.push((!value.is_ragged).then_some(length / DIFFERENCE_PART));
         }
     }
 
     /// Packs a value by itself, and returns the length of its blob.
-    fn pack_value(&mut self, blobs: &mut Vec<u8>, codec: Codec, value: &[u8]) -> usize {
+    fn pack_value(&mut self, blobs: &mut Vec<u8>, value: &BlobValue<'_>) -> usize {
+        let BlobValue { codec, bytes: value, .. } = *value;
+        if value.len() > self.scratch.len() && codec.makes_blobs() {
+            self.scratch.resize(value.len(), 0);
+        }
         let blob = match codec.pack(value, &mut self.scratch) {
             Some(length) => &self.scratch[..length],
             None => value,
@@ -192,16 +217,22 @@ impl Rows {
     }
 }
 
-/// Values of every row, `each` bytes apart.
+/// Values of every row, in elements of `each` bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Strided<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) each: usize,
+    /// The first element of each row of a ragged column, and the end; otherwise a row has one element.
+    pub(super) offsets: Option<&'a [i64]>,
 }
 
 impl<'a> Strided<'a> {
     pub(super) fn of(&self, row: usize) -> &'a [u8] {
-        &self.bytes[row * self.each..(row + 1) * self.each]
+        let (first, end) = match self.offsets {
+            None => (row, row + 1),
+            Some(offsets) => (offsets[row] as usize, offsets[row + 1] as usize),
+        };
+        &self.bytes[first * self.each..end * self.each]
     }
 }
 
@@ -370,6 +401,7 @@ mod tests {
             shape: vec![bytes as u32],
             codec: Codec::Lz4,
             finite: true,
+            max_length: 0,
         };
         let columns = vec![column("frame", FRAME), column("state", STATE)];
         let mut packer = Packer::new(&TableConfig::new("t", columns, 100));

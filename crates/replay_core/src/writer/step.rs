@@ -10,7 +10,8 @@ use crate::replay::check_priorities_to;
 use crate::schema::{Column, Dtype, TableConfig};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
-/// Values of every stream: a contiguous array whose first dimension is the streams, after the steps in a block.
+/// Values of every stream: a contiguous array whose first dimension is the streams, after the steps in a block; of a ragged column, the
+/// rows one after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Values<'a> {
     pub dtype: Dtype,
@@ -18,12 +19,14 @@ pub struct Values<'a> {
     pub shape: &'a [usize],
     /// The elements, little endian, in row-major order.
     pub bytes: &'a [u8],
+    /// Of a ragged column, whose shape is `[elements of all rows, ...]`: the first element of each row, and the end.
+    pub offsets: Option<&'a [i64]>,
 }
 
 impl<'a> Values<'a> {
     /// Elements of `dtype` in the shape `[streams, ...]`: little endian, in row-major order.
     pub const fn new(dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
-        Values { dtype, shape, bytes }
+        Values { dtype, shape, bytes, offsets: None }
     }
 }
 
@@ -62,6 +65,9 @@ pub struct StepBatch<'a> {
     /// `[streams]`: priorities of the items anchored at this step, before the exponent, within a float32's range; they
     /// override priorities from Q-values. Without either an item takes the table's largest priority.
     pub priority: Option<&'a [f64]>,
+    /// Version of the parameters that made the steps, in a table that names parameters; 0 is unknown. Another one than that of the steps
+    /// before begins new chunks.
+    pub version: u64,
 }
 
 impl<'a> StepBatch<'a> {
@@ -120,6 +126,13 @@ impl StepChecker {
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         let rows = Rows { steps, streams: self.streams };
+        if step.version > 0 && self.config.parameters.is_none() {
+            let reason = format!(
+                "the steps have the version {} of parameters, and the table names none: make it with parameters=\"policy\"",
+                step.version
+            );
+            return Err(self.refuse(reason));
+        }
         for (name, _) in step.columns {
             if self.config.column_index(name).is_none() {
                 let names = self.config.column_names();
@@ -140,6 +153,7 @@ impl StepChecker {
         self.check_length(rows, "priority", step.priority.map(<[f64]>::len))?;
         check_priorities_to(f32::MAX.into(), step.priority.unwrap_or_default().iter().copied())?;
         let last = step.final_observations.map(|last| self.check_last_observations(rows, &last)).transpose()?;
+        self.check_row_bytes(rows, columns.iter())?;
         let mut checked = CheckedStep { checker: self, rows, columns, step: *step, q: None, last };
         self.check_finite(&checked)?;
         // Checked after the observations, whose NaN would also be in the Q-values.
@@ -168,15 +182,99 @@ impl StepChecker {
 
     fn check_values<'a>(&self, rows: Rows, name: &str, column: usize, values: &Values<'a>) -> Result<Strided<'a>> {
         let column = &self.config.columns[column];
-        self.check_array(rows, name, column.dtype, column.shape.iter().map(|&n| n as usize), values)?;
-        Ok(Strided { bytes: values.bytes, each: column.bytes() })
+        match (column.is_ragged(), values.offsets) {
+            (true, Some(offsets)) => self.check_ragged(rows, name, column, values, offsets)?,
+            (false, None) => {
+                let shape = column.shape.iter().map(|&n| n as usize);
+                self.check_array(rows, name, column.dtype, shape, values)?;
+            }
+            (true, None) => {
+                let reason = format!(
+                    "{name:?} has the shape {} in each row, got an array: give a list of arrays, or a Ragged",
+                    column.shape_text()
+                );
+                return Err(self.refuse(reason));
+            }
+            (false, Some(_)) => {
+                let reason = format!("{name:?} has the same shape {} in each row, got a Ragged", column.shape_text());
+                return Err(self.refuse(reason));
+            }
+        }
+        Ok(Strided { bytes: values.bytes, each: column.element_bytes(), offsets: values.offsets })
+    }
+
+    /// Checks the values of a ragged column, and that the offsets divide them among the rows.
+    fn check_ragged(
+        &self,
+        rows: Rows,
+        name: &str,
+        column: &Column,
+        values: &Values<'_>,
+        offsets: &[i64],
+    ) -> Result<()> {
+        let inner = column.inner_shape().iter().map(|&n| n as usize);
+        let total = values.shape.first().copied().unwrap_or_default();
+        if values.dtype != column.dtype || !values.shape.iter().copied().eq([total].into_iter().chain(inner)) {
+            return Err(self.refuse(format!(
+                "{name:?} has to be {} of the shape {} in each row, got {}{:?} for all rows",
+                column.dtype.name(),
+                column.shape_text(),
+                values.dtype.name(),
+                values.shape
+            )));
+        }
+        let bytes = total.saturating_mul(column.element_bytes());
+        if values.bytes.len() != bytes {
+            return Err(self.refuse(format!("{name:?} has to have {bytes} bytes, got {}", values.bytes.len())));
+        }
+        let (first, last) = (offsets.first(), offsets.last().copied().unwrap_or_default());
+        if offsets.len() != rows.count() + 1 || first != Some(&0) || last != total as i64 {
+            return Err(self.refuse(format!(
+                "{name:?} has offsets for {} rows ({}), from 0 to its {total} values, got {} offsets from {} to {last}",
+                rows.count(),
+                rows.words(),
+                offsets.len(),
+                first.copied().unwrap_or_default(),
+            )));
+        }
+        let most = column.most_elements();
+        for (row, ends) in offsets.windows(2).enumerate() {
+            let refuse = |reason: String| Err(self.refuse(format!("{name:?} of {} {reason}", rows.position(row))));
+            if ends[0] > ends[1] {
+                return refuse(format!("begins at the offset {} and ends before it, at {}", ends[0], ends[1]));
+            }
+            if (ends[1] - ends[0]) as u64 > most as u64 {
+                return refuse(format!(
+                    "has {} elements, and the column takes at most {most}: cut it, or give the column a larger max_length",
+                    ends[1] - ends[0]
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the bytes of each row, which ragged columns have together.
+    fn check_row_bytes<'a>(&self, rows: Rows, columns: impl Iterator<Item = &'a Strided<'a>> + Clone) -> Result<()> {
+        let most = TableConfig::MAX_STEP_BYTES as usize;
+        let all: usize = columns.clone().map(|values| values.bytes.len()).sum();
+        if all <= most || columns.clone().all(|values| values.offsets.is_none()) {
+            return Ok(());
+        }
+        for row in 0..rows.count() {
+            let bytes: usize = columns.clone().map(|values| values.of(row).len()).sum();
+            if bytes > most {
+                let position = rows.position(row);
+                return Err(self.refuse(format!("{position} has {bytes} bytes, and a step at most {most}: divide it")));
+            }
+        }
+        Ok(())
     }
 
     fn check_q<'a>(&self, rows: Rows, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
         let actions = values.shape.get(rows.leading().count());
         let actions = actions.copied().unwrap_or_default().max(1);
         self.check_array(rows, name, Dtype::Float32, [actions].into_iter(), values)?;
-        let q = QValues(Strided { bytes: values.bytes, each: 4 * actions });
+        let q = QValues(Strided { bytes: values.bytes, each: 4 * actions, offsets: None });
         let mut numbers = values.bytes.chunks_exact(4).map(read_f32);
         match numbers.find(|q| !q.is_finite()) {
             Some(value) => Err(self.refuse(format!("{name} has to be finite, got {value}"))),
@@ -252,7 +350,9 @@ impl StepChecker {
                 None => Err(self.refuse(format!("{name:?} is missing"))),
             }
         });
-        Ok(LastObservations { columns: columns.collect::<Result<_>>()?, ended: last.ended, q: None })
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        self.check_row_bytes(rows, columns.iter().map(|(_, values)| values))?;
+        Ok(LastObservations { columns, ended: last.ended, q: None })
     }
 
     /// Refuses NaN and infinities that learning would read.
@@ -285,8 +385,10 @@ impl StepChecker {
         };
         let mut index = Vec::new();
         for &length in shape.iter().rev() {
-            index.insert(0, element % length as usize);
-            element /= length as usize;
+            // The free dimension is the first one.
+            let length = if length == 0 { usize::MAX } else { length as usize };
+            index.insert(0, element % length);
+            element /= length;
         }
         let at = if index.is_empty() { String::new() } else { format!(" at {index:?}") };
         Err(self.refuse(format!(

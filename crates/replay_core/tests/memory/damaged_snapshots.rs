@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use replay_core::Error;
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::{Error, TableConfig};
 
 use crate::snapshots::{Case, wide};
 use replay_core::table::Turn;
@@ -70,7 +70,11 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x02\0\xfd\xff".to_vec();
+    file_of(b"innetmem\x03\0\xfc\xff", records)
+}
+
+fn file_of(head: &[u8; 12], records: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = head.to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {
@@ -90,7 +94,7 @@ fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
     let whole = records(&bytes);
     assert_eq!(file(&whole), bytes, "the test knows the format");
     let kinds: Vec<_> = whole.iter().map(|(kind, _)| *kind).collect();
-    assert_eq!(kinds, [1, 2, 3, 3, 3, 4, 5, 6]);
+    assert_eq!(kinds, [1, 2, 9, 9, 9, 4, 5, 6]);
     for at in 0..whole.len() {
         let mut missing = whole.clone();
         missing.remove(at);
@@ -177,10 +181,36 @@ fn a_file_of_another_kind_or_release_is_told_so() {
     let (mut bytes, target) = small_case();
     let other = refusal(restore(&target, b"PK\x03\x04 some archive"));
     assert!(other.to_string().contains("no snapshot of a replay memory"));
-    (bytes[8], bytes[10]) = (3, !3);
-    let later = refusal(restore(&target, &bytes));
-    let text = "it has format 3, and this release reads format 2";
-    assert!(later.to_string().contains(text), "{later}");
+    for format in [1, 4] {
+        (bytes[8], bytes[10]) = (format, !format);
+        let error = refusal(restore(&target, &bytes));
+        let text = format!("it has format {format}, and this release reads formats 2 to 3");
+        assert!(error.to_string().contains(&text), "{error}");
+        assert!(matches!(error, Error::Snapshot { newer, .. } if newer == (format == 4)));
+    }
+}
+
+#[test]
+fn a_file_of_format_2_is_read_and_its_chunks_have_no_version() {
+    let case = Case::new(&TableConfig { parameters: Some("policy".into()), ..config(20) });
+    let mut actor = Actor::open(&case.table, 1);
+    actor.push(Body::default().chunk(0, 0, 3).version(7).item(0, 1, 2.0));
+    let mut whole = records(&case.save());
+    // The version of the parameters is none of format 2.
+    whole.retain(|(kind, _)| *kind != 7);
+    for (kind, body) in whole.iter_mut().filter(|(kind, _)| *kind == 9) {
+        *kind = 3;
+        body.drain(..8);
+    }
+    let state = whole.iter_mut().find(|(kind, _)| *kind == 5).unwrap();
+    let text = String::from_utf8(state.1.clone()).unwrap();
+    state.1 = text.replace("\"expired_items\":0,", "").into_bytes();
+    assert!(state.1.len() < text.len() && !text.contains("sample_lag"), "{text}");
+    let target = memory();
+    restore(&target, &file_of(b"innetmem\x02\0\xfd\xff", &whole)).unwrap();
+    let table = target.table("t").unwrap();
+    let sampled = sample(&table, 1);
+    assert_eq!((anchors(&sampled), sampled.items[0].version), (vec![1], 0));
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub fn config(capacity: u64) -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig {
         priority_exponent: 1.0,
@@ -94,8 +95,14 @@ pub struct Body {
 impl Body {
     pub fn chunk(mut self, stream: u32, first_step: u64, rows: u32) -> Self {
         let bytes = steps(stream, first_step, rows);
-        self.chunks.push(ChunkHead { stream, rows, first_step, bytes: bytes.len() as u32 });
+        self.chunks.push(ChunkHead { stream, rows, first_step, bytes: bytes.len() as u32, version: 0 });
         self.payload.extend(bytes);
+        self
+    }
+
+    /// The newest chunk comes from parameters of this version.
+    pub fn version(mut self, version: u64) -> Self {
+        self.chunks.last_mut().expect("a chunk").version = version;
         self
     }
 

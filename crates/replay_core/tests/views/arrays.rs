@@ -11,7 +11,7 @@ use replay_core::view::{Batch, DecodeOptions, Decoder, NStep, Padding, Sequences
 use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES};
 use crate::{Run, expected_ids, oracle, run};
 
-const APPENDS: usize = if cfg!(miri) { 10 } else { 40 };
+pub const APPENDS: usize = if cfg!(miri) { 10 } else { 40 };
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
@@ -25,7 +25,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// One to three streams of events, how they are reset, a seed and the length of chunks.
-fn runs() -> impl Strategy<Value = (Vec<Vec<Event>>, Autoreset, u64, u32)> {
+pub fn runs() -> impl Strategy<Value = (Vec<Vec<Event>>, Autoreset, u64, u32)> {
     (
         prop::collection::vec(prop::collection::vec(event(), 0..APPENDS), 1..=3),
         prop_oneof![Just(Autoreset::NextStep), Just(Autoreset::SameStep)],
@@ -42,7 +42,7 @@ fn padding() -> impl Strategy<Value = Padding> {
     prop_oneof![Just(Padding::Zero), Just(Padding::RepeatFirst)]
 }
 
-fn start(events: Vec<Vec<Event>>, autoreset: Autoreset, seed: u64) -> Vec<Environment> {
+pub fn start(events: Vec<Vec<Event>>, autoreset: Autoreset, seed: u64) -> Vec<Environment> {
     events
         .into_iter()
         .enumerate()
@@ -51,7 +51,7 @@ fn start(events: Vec<Vec<Event>>, autoreset: Autoreset, seed: u64) -> Vec<Enviro
 }
 
 /// Samples every item once, reading at most the window of `view`.
-fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
+pub fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
     let options = DecodeOptions { threads, ..DecodeOptions::default() };
     let decoder = Decoder::new(&environment::table_of(run.codec), view, options).unwrap();
     let mut rng = StdRng::seed_from_u64(seed);
@@ -63,22 +63,22 @@ fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
 }
 
 /// The bytes of an array, and of one item of it.
-fn bytes(batch: &Batch, name: &str) -> (Vec<u8>, usize) {
+pub fn bytes(batch: &Batch, name: &str) -> (Vec<u8>, usize) {
     let array = batch.get(name).unwrap();
     let each = array.shape[1..].iter().product::<usize>() * array.dtype.bytes();
     (array.to_bytes(), each)
 }
 
 /// The bytes of one item.
-fn item(array: &(Vec<u8>, usize), index: usize) -> &[u8] {
+pub fn item(array: &(Vec<u8>, usize), index: usize) -> &[u8] {
     &array.0[index * array.1..(index + 1) * array.1]
 }
 
-fn f32_of(bytes: &[u8]) -> f32 {
+pub fn f32_of(bytes: &[u8]) -> f32 {
     f32::from_ne_bytes(bytes.try_into().unwrap())
 }
 
-fn u64_of(bytes: &[u8]) -> u64 {
+pub fn u64_of(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes.try_into().unwrap())
 }
 

@@ -264,7 +264,7 @@ fn a_view_that_does_not_fit_is_refused() {
 
     let mut config = environment::table();
     config.columns[3].shape = vec![2];
-    refused(&config, &n_step(1, 1), &["\"reward\"", "[2]"]);
+    refused(&config, &n_step(1, 1), &["\"reward\"", "(2,)"]);
 }
 
 #[test]

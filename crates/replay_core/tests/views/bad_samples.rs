@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use replay_core::error::Error;
 use replay_core::replay::{Sampled, SampledItem};
 use replay_core::schema::{Codec, flags};
-use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec, Window};
+use replay_core::view::{DecodeOptions, Decoder, Normalization, Trajectory, ViewSpec, Window};
 
 use crate::arrays::codecs;
 use crate::bad_input::{decoder, decoder_of, n_step, sequence};
@@ -199,6 +199,9 @@ fn views() -> impl Strategy<Value = ViewSpec> {
         (1..=4u16, 1..=5u16).prop_map(|(stack, n)| n_step(stack, n)),
         (1..=4u16, 0..=3u16).prop_map(|(length, burn_in)| sequence(length, burn_in)),
         (0..=3u16, 0..=3u16).prop_map(|(before, after)| ViewSpec::Window(Window { before, after })),
+        (1..=4u16).prop_map(|max_steps| {
+            ViewSpec::Trajectory(Trajectory { max_steps, observation: "frame".into(), ..Trajectory::default() })
+        }),
     ]
 }
 
@@ -242,9 +245,7 @@ proptest! {
     ) {
         let items: Vec<_> = windows
             .iter()
-            .map(|&(before, after)| SampledItem {
-                id: 0, probability: 0.0, age: 0, times_sampled: 0, before, after,
-            })
+            .map(|&(before, after)| SampledItem { before, after, ..SampledItem::default() })
             .collect();
         let mut rows = rows;
         if fitting {
@@ -259,6 +260,7 @@ proptest! {
             rows: Bytes::from(rows),
             blobs: segments.into_iter().map(Bytes::from).collect(),
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         };
         if let Ok(batch) = decoder_of(codec, &view).decode(&sampled, 0.4) {

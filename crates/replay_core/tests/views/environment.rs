@@ -212,6 +212,7 @@ pub fn table_of(codec: Codec) -> TableConfig {
         shape: shape.to_vec(),
         codec,
         finite: true,
+        max_length: 0,
     };
     let frame_shape = FRAME_SHAPE.map(|n| n as u32);
     TableConfig::new(

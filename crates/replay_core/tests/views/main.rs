@@ -8,7 +8,9 @@ mod environment;
 mod in_process;
 mod not_finite;
 mod oracle;
+mod ragged;
 mod recorder;
+mod trajectories;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -94,6 +96,7 @@ pub fn append_changed(
         }),
         q: Some(Values::new(Dtype::Float32, &q_shape, &q)),
         priority: None,
+        version: 0,
     };
     change(&mut step);
     writer.append(&step, &Wait::forever())

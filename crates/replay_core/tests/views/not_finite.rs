@@ -23,9 +23,9 @@ fn window() -> ViewSpec {
 fn table(change: impl FnOnce(&mut TableConfig)) -> TableConfig {
     let columns = vec![
         Column::new("observation", Dtype::Float32, vec![2, 2]),
-        Column::scalar("action", Dtype::Uint8),
-        Column::scalar("reward", Dtype::Float32),
-        Column::scalar("hidden", Dtype::Float32),
+        Column::new("action", Dtype::Uint8, vec![]),
+        Column::new("reward", Dtype::Float32, vec![]),
+        Column::new("hidden", Dtype::Float32, vec![]),
     ];
     let mut config = TableConfig::new("t", columns, 1_000);
     change(&mut config);
@@ -225,7 +225,7 @@ fn every_float_is_checked() {
     for (dtype, nan) in
         [(Dtype::Float16, half::f16::NAN.to_le_bytes().to_vec()), (Dtype::Float64, f64::NAN.to_le_bytes().to_vec())]
     {
-        let columns = vec![Column::scalar("observation", dtype), Column::scalar("reward", Dtype::Int8)];
+        let columns = vec![Column::new("observation", dtype, vec![]), Column::new("reward", Dtype::Int8, vec![])];
         let memory = Memory::new(MemoryLimits::default());
         memory.create_table(&TableConfig::new("t", columns, 1_000)).unwrap();
         let options = WriterOptions::default();

@@ -148,6 +148,7 @@ impl Stored {
                 times_sampled: 1,
                 before,
                 after,
+                version: 0,
             });
         }
         segments.push(Bytes::from(segment));
@@ -159,6 +160,7 @@ impl Stored {
             rows: Bytes::from(rows),
             blobs: segments,
             shares: Vec::new(),
+            lease: 0,
             credit: None,
         }
     }

@@ -123,6 +123,7 @@ impl PyReplay {
         view: Option<ViewSpec>,
         normalize: &str,
         allow_short: bool,
+        lease_ms: u32,
         threads: Option<usize>,
         device: Option<&Bound<'_, PyAny>>,
         deadline: Option<Instant>,
@@ -147,6 +148,7 @@ impl PyReplay {
             let request = SampleRequest {
                 allow_short,
                 min_probability: normalization == Normalization::Memory,
+                lease_ms,
                 ..SampleRequest::new(count, &decoder.view)
             };
             shares.push(TableShare::new(table, request, decoder));
@@ -219,7 +221,7 @@ impl PyReplay {
         let sampled = loop {
             let (view, device) = (view.clone(), device.as_ref());
             let samples =
-                self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, device, deadline)?;
+                self.sample_source(py, &table, batch_size, view, normalize, allow_short, 0, threads, device, deadline)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = awaited.blocking(py, closing, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
@@ -254,11 +256,12 @@ impl PyReplay {
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", allow_short = false, timeout = 60.0, writers_timeout = 60.0,
-            threads = None
+            normalize = "batch", allow_short = false, acknowledge = false, lease = None, timeout = 60.0,
+            writers_timeout = 60.0, threads = None
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
-                          normalize='batch', allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
+                          normalize='batch', allow_short=False, acknowledge=False, lease=None, timeout=60.0, \
+                          writers_timeout=60.0, threads=None)"
     )]
     fn batches<'py>(
         &self,
@@ -271,6 +274,8 @@ impl PyReplay {
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         allow_short: bool,
+        acknowledge: bool,
+        lease: Option<f64>,
         timeout: Option<f64>,
         writers_timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::threads)] threads: Option<usize>,
@@ -278,9 +283,21 @@ impl PyReplay {
         let _call = Call::begin(py);
         let device = device.map(|name| array::torch_device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
+        if table.mixed && acknowledge {
+            return Err(error::config(py, "acknowledge=True is for batches of one table, not of a mix"));
+        }
+        let lease = wait::limit(py, "lease", lease)?;
+        let lease_ms = match (acknowledge, lease) {
+            (false, None) => 0,
+            (true, None) => SampleRequest::NO_END,
+            (true, Some(lease)) if !lease.is_zero() => {
+                lease.as_millis().clamp(1, (SampleRequest::NO_END - 1).into()) as u32
+            }
+            _ => return Err(error::config(py, "lease is above 0 seconds, and for acknowledge=True")),
+        };
         let on = device.as_ref();
         let samples =
-            self.sample_source(py, &table, batch_size, view, normalize, allow_short, threads, on, deadline)?;
+            self.sample_source(py, &table, batch_size, view, normalize, allow_short, lease_ms, threads, on, deadline)?;
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use base::allocation::check_size;
 use replay_core::error::WaitReason;
+use replay_core::table::leases::Reader;
 use replay_core::table::{Attempt, Turn};
 use replay_link::error::{Error, Result};
 use replay_link::framing::FrameReader;
@@ -29,14 +30,15 @@ pub struct Dispatcher<'a> {
     service: &'a Service,
     unread: Rc<UnreadReplies>,
     phase: watch::Receiver<Phase>,
+    reader: Reader,
     /// Extension sessions, by extension name.
     sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
 }
 
 impl<'a> Dispatcher<'a> {
-    /// For a new connection, without sessions.
-    pub fn new(service: &'a Service, unread: Rc<UnreadReplies>, phase: watch::Receiver<Phase>) -> Self {
-        Dispatcher { service, unread, phase, sessions: RefCell::default() }
+    /// For a new connection, which is `reader`, without sessions.
+    pub fn new(service: &'a Service, unread: Rc<UnreadReplies>, phase: watch::Receiver<Phase>, reader: Reader) -> Self {
+        Dispatcher { service, unread, phase, reader, sessions: RefCell::default() }
     }
 
     /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
@@ -68,7 +70,7 @@ impl<'a> Dispatcher<'a> {
                 }
                 Attempt::Blocked(full.into())
             }
-            Ok(()) => self.service.attempt(request, table, last, turn)?,
+            Ok(()) => self.service.attempt(request, table, last, turn, &self.reader)?,
         };
         if turn.waits() {
             // Blocked by the table: passes the free reply memory on to the next request.

@@ -156,6 +156,7 @@ pub fn queue(name: &str) -> TableConfig {
         shape: shape.into(),
         codec,
         finite: true,
+        max_length: 0,
     };
     TableConfig {
         sampler: Sampler::Fifo,
@@ -190,7 +191,7 @@ pub fn steps(first: u64, rows: u32) -> PushBody {
     }
     head.extend(blobs);
     PushBody {
-        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: head.len() as u32 }],
+        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: head.len() as u32, version: 0 }],
         items: numbers.map(|anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: None }).collect(),
         payload: Bytes::from(head),
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use replay_core::error::WaitReason;
 use replay_core::replay::{
-    Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
+    ChangeLease, Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
 
@@ -160,18 +160,23 @@ impl RequestBody {
         Self::NAMES[self.kind()]
     }
 
-    /// The name of a table, a writer or parameters in the request.
-    pub fn named(&mut self) -> Option<&mut String> {
+    /// The names of a table, a writer or parameters in the request.
+    pub fn named(&mut self) -> impl Iterator<Item = &mut String> {
         use RequestBody::*;
-        match self {
-            CreateTable(table) => Some(&mut table.name),
+        let mut parameters = None;
+        let name = match self {
+            CreateTable(table) => {
+                parameters = table.parameters.as_mut();
+                Some(&mut table.name)
+            }
             OpenWriter(writer) => Some(&mut writer.open.name),
             PutParameters(put) => Some(&mut put.name),
             GetParameters(get) => Some(&mut get.name),
             DescribeTable(name) | EmptyTable(name) | DropTable(name) | DropParameters(name) => Some(name),
             Hello(_) | Authenticate(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_)
-            | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) => None,
-        }
+            | ReportCorrupt(_) | Stats | List | Snapshot | CloseWriter(_) | CallExtension(_) | ChangeLease(_) => None,
+        };
+        name.into_iter().chain(parameters)
     }
 
     /// Reads the message.
@@ -197,6 +202,7 @@ impl RequestBody {
             Which::List(()) => RequestBody::List,
             Which::Snapshot(()) => RequestBody::Snapshot,
             Which::CloseWriter(close) => RequestBody::CloseWriter(push::read_close(close?)),
+            Which::ChangeLease(change) => RequestBody::ChangeLease(sample::read_lease(change?)),
             Which::CallExtension(call) => RequestBody::CallExtension(hello::read_extension(call?, rest)?),
         })
     }
@@ -229,6 +235,7 @@ impl RequestBody {
             RequestBody::List => root.set_list(()),
             RequestBody::Snapshot => root.set_snapshot(()),
             RequestBody::CloseWriter(close) => push::write_close(close, root.init_close_writer()),
+            RequestBody::ChangeLease(change) => sample::write_lease(*change, root.init_change_lease()),
             RequestBody::CallExtension(call) => {
                 hello::write_extension(call, root.init_call_extension());
                 return Ok(call.message.clone());
@@ -343,6 +350,8 @@ kinds! {
     "push" Push(Push) from Actor replies Few,
     /// Samples items.
     "sample" Sample(SampleRequest) from Learner replies Large,
+    /// Begins leases of batches, or acknowledges them.
+    "change_lease" ChangeLease(ChangeLease) from Learner replies Few,
     /// Sets priorities of items.
     "update_priorities" UpdatePriorities(UpdatePriorities) from Learner replies Few,
     /// Reads stored steps, in the order of their arrival.

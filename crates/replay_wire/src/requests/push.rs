@@ -33,6 +33,7 @@ pub fn read_chunk(from: wire::chunk::Reader<'_>) -> ChunkHead {
         rows: from.get_rows(),
         first_step: from.get_first_step(),
         bytes: from.get_bytes(),
+        version: from.get_version(),
     }
 }
 
@@ -41,6 +42,7 @@ pub fn write_chunk(chunk: &ChunkHead, mut out: wire::chunk::Builder<'_>) {
     out.set_rows(chunk.rows);
     out.set_first_step(chunk.first_step);
     out.set_bytes(chunk.bytes);
+    out.set_version(chunk.version);
 }
 
 fn read_item(from: wire::item::Reader<'_>) -> NewItem {

@@ -1,8 +1,8 @@
 //! Samples of a table, changes of their items (new priorities, and reports of blobs that do not decode), and its stored steps.
 
 use replay_core::replay::{
-    BatchShare, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState, StepsRead,
-    StoredSteps, UpdateReceipt,
+    BatchShare, ChangeLease, ChunkHead, ReadPosition, ReadSteps, SampleRequest, Sampled, SampledItem, ShareState,
+    StepsRead, StoredSteps, UpdateReceipt,
 };
 
 use super::push::{read_chunk, write_chunk};
@@ -20,6 +20,7 @@ pub fn read(from: wire::sample::Reader<'_>) -> Result<SampleRequest> {
         min_probability: from.get_min_probability(),
         share: from.has_share().then(|| from.get_share().map(share)).transpose()?,
         definition: from.get_definition(),
+        lease_ms: from.get_lease_ms(),
     })
 }
 
@@ -30,6 +31,7 @@ pub fn write(request: &SampleRequest, mut out: wire::sample::Builder<'_>) {
     out.set_allow_short(request.allow_short);
     out.set_min_probability(request.min_probability);
     out.set_definition(request.definition);
+    out.set_lease_ms(request.lease_ms);
     if let Some(share) = request.share {
         out.init_share().set_take(share.take);
     }
@@ -53,6 +55,7 @@ pub fn read_sampled(from: wire::sampled::Reader<'_>, rest: &Rest) -> Result<Samp
         rows,
         blobs: vec![blobs],
         shares: Vec::new(),
+        lease: from.get_lease(),
         credit: None,
     })
 }
@@ -62,7 +65,9 @@ fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
     let (ids, probabilities, ages) = (from.get_ids()?, from.get_probabilities()?, from.get_ages()?);
     let (times_sampled, before, after) = (from.get_times_sampled()?, from.get_before()?, from.get_after()?);
     let lengths = [ids.len(), probabilities.len(), ages.len(), times_sampled.len(), before.len(), after.len()];
-    if lengths.iter().any(|&length| length != ids.len()) {
+    let versions = from.get_versions()?;
+    let named = versions.len() == ids.len();
+    if lengths.iter().any(|&length| length != ids.len()) || !(named || versions.is_empty()) {
         return Err(Error::Protocol(format!("a batch has lists of different lengths: {lengths:?}")));
     }
     let item = |i| SampledItem {
@@ -72,6 +77,7 @@ fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {
         times_sampled: times_sampled.get(i),
         before: before.get(i),
         after: after.get(i),
+        version: if named { versions.get(i) } else { 0 },
     };
     Ok((0..ids.len()).map(item).collect())
 }
@@ -85,8 +91,12 @@ pub fn write_sampled(sampled: &Sampled, mut out: wire::sampled::Builder<'_>) {
     out.set_times_sampled(&each(items, |item| item.times_sampled)[..]).expect(COPIED);
     out.set_before(&each(items, |item| item.before)[..]).expect(COPIED);
     out.set_after(&each(items, |item| item.after)[..]).expect(COPIED);
+    if items.iter().any(|item| item.version > 0) {
+        out.set_versions(&each(items, |item| item.version)[..]).expect(COPIED);
+    }
     out.set_items(sampled.live_items);
     out.set_min_probability(sampled.min_probability.unwrap_or(0.0));
+    out.set_lease(sampled.lease);
     if let Some(state) = &sampled.state {
         write_state(state, out.init_state());
     }
@@ -155,6 +165,15 @@ pub fn write_update(update: &UpdatePriorities, mut out: wire::update_priorities:
     out.set_priorities(&update.priorities[..]).expect(COPIED);
 }
 
+pub fn read_lease(from: wire::change_lease::Reader<'_>) -> ChangeLease {
+    ChangeLease { lease: from.get_lease(), begin: from.get_begin() }
+}
+
+pub fn write_lease(change: ChangeLease, mut out: wire::change_lease::Builder<'_>) {
+    out.set_lease(change.lease);
+    out.set_begin(change.begin);
+}
+
 pub fn read_receipt(from: wire::updated::Reader<'_>) -> UpdateReceipt {
     UpdateReceipt { applied: from.get_applied(), stale: from.get_stale() }
 }
@@ -200,6 +219,7 @@ pub fn read_steps_read(from: wire::steps_read::Reader<'_>, rest: &Rest) -> Resul
         stream: head.stream,
         rows: head.rows,
         first_step: head.first_step,
+        version: head.version,
         packed: payload.split_to(head.bytes as usize),
     });
     let chunks = chunks.collect();
@@ -212,8 +232,8 @@ pub fn write_steps_read(read: &StepsRead, mut out: wire::steps_read::Builder<'_>
     write_list(out.reborrow().init_chunks(chunks.len() as u32), chunks, |chunk, out| {
         // A chunk came in a frame, whose payload has at most so many bytes.
         let bytes = chunk.packed.len() as u32;
-        let &StoredSteps { stream, rows, first_step, .. } = chunk;
-        write_chunk(&ChunkHead { stream, rows, first_step, bytes }, out);
+        let &StoredSteps { stream, rows, first_step, version, .. } = chunk;
+        write_chunk(&ChunkHead { stream, rows, first_step, bytes, version }, out);
     });
     let writers: Vec<_> = chunks.iter().map(|chunk| chunk.writer).collect();
     out.set_writers(&writers[..]).expect(COPIED);

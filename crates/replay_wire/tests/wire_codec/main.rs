@@ -27,8 +27,8 @@ proptest! {
         let reply = decode_reply(received(&outgoing)).unwrap();
         prop_assert_eq!(reply.id, id);
         let expected = match answer {
-            Answer::Sampled { items, live_items, min, state, rows, blobs } => {
-                Answer::Sampled { items, live_items, min, state, rows, blobs: vec![blobs.concat().into()] }
+            Answer::Sampled { items, live_items, lease, min, state, rows, blobs } => {
+                Answer::Sampled { items, live_items, lease, min, state, rows, blobs: vec![blobs.concat().into()] }
             }
             other => other,
         };
@@ -117,12 +117,12 @@ fn code(number: u16) -> ErrorCode {
 
 /// Frame of a push of one chunk, whose list is then of `chunks` structs of no bytes; `padding` bytes follow.
 fn empty_chunks(chunks: u64, padding: usize) -> Frame {
-    let chunk = ChunkHead { stream: 1, rows: 2, first_step: 3, bytes: 4 };
+    let chunk = ChunkHead { stream: 1, rows: 2, first_step: 3, bytes: 4, version: 5 };
     let body = PushBody { chunks: vec![chunk], ..PushBody::default() };
     let request = Request::new(1, 0, RequestBody::Push(Push { writer: 1, epoch: 1, sequence: 1, body }));
     let mut control = encode_request(&request).unwrap().control().to_vec();
-    // The list's tag: one element of three data words.
-    let tag = (1u64 << 2 | 3 << 32).to_le_bytes();
+    // The list's tag: one element of four data words.
+    let tag = (1u64 << 2 | 4 << 32).to_le_bytes();
     let at = (0..control.len()).step_by(8).find(|&i| control[i..i + 8] == tag).unwrap();
     control[at..at + 8].copy_from_slice(&(chunks << 2).to_le_bytes());
     // The only segment's length, in words.
@@ -142,7 +142,7 @@ fn a_list_of_half_a_billion_empty_structs_is_refused() {
 #[cfg_attr(miri, ignore = "takes hours: a message of 1 MB")]
 fn a_request_takes_little_more_memory_decoded_than_encoded() {
     let padding = 1 << 20;
-    // As many as the message has words: 3 bytes of memory for each of its bytes.
+    // As many as the message has words: 4 bytes of memory for each of its bytes.
     let chunks = (padding / 8) as u64;
     let error = decode_request(empty_chunks(chunks, padding)).unwrap_err();
     assert!(error.to_string().contains("decoded"), "{error}");
@@ -156,7 +156,14 @@ fn a_request_takes_little_more_memory_decoded_than_encoded() {
 
 #[test]
 fn a_codec_of_a_later_release_is_named() {
-    let column = Column { name: "frame".into(), dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true };
+    let column = Column {
+        name: "frame".into(),
+        dtype: Dtype::Float64,
+        shape: vec![],
+        codec: Codec::Lz4,
+        finite: true,
+        max_length: 0,
+    };
     let message = refusal_of(&with_a_later_codec(column));
     let known = "unknown variant `lz9`, expected one of `none`, `lz4`, `zstd`";
     assert!(message.contains("the definition of a table") && message.contains(known), "{message}");
@@ -173,7 +180,14 @@ fn with_a_later_codec(column: Column) -> Vec<u8> {
 
 /// The control message of a request for a table with a view of the column `observation`.
 fn with_a_view(observation: &str) -> Vec<u8> {
-    let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+    let column = Column {
+        name: "x".into(),
+        dtype: Dtype::Uint8,
+        shape: vec![],
+        codec: Codec::None,
+        finite: true,
+        max_length: 0,
+    };
     let view = NStep { observation: observation.into(), ..NStep::default() };
     let body = RequestBody::CreateTable(TableConfig {
         view: Some(ViewSpec::NStep(view)),
@@ -209,7 +223,7 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
     assert!(message.contains("cannot be read"), "{message}");
     assert!(message.len() < LONGEST, "{} bytes", message.len());
 
-    let column = Column { name, dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true };
+    let column = Column { name, dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true, max_length: 0 };
     let message = refusal_of(&with_a_later_codec(column));
     assert!(message.len() < LONGEST, "{} bytes", message.len());
 }
@@ -232,6 +246,7 @@ fn rows_beyond_the_payload_are_refused() {
         rows: Bytes::from_static(b"four"),
         blobs: vec![],
         shares: Vec::new(),
+        lease: 0,
         credit: None,
     };
     let outgoing = encode_reply(Reply { id: 1, body: ReplyBody::Sampled(sampled) }).unwrap();

@@ -25,9 +25,10 @@ fn codec() -> impl Strategy<Value = Codec> {
 
 prop_compose! {
     fn column()(
-        name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), codec in codec(), finite: bool,
+        name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), max_length: u32,
+        codec in codec(), finite: bool,
     ) -> Column {
-        Column { name, dtype, shape, codec, finite }
+        Column { name, dtype, shape, max_length, codec, finite }
     }
 }
 
@@ -36,7 +37,9 @@ prop_compose! {
         name in ".{0,12}",
         columns in vec(column(), 0..4),
         (capacity, capacity_bytes, min_size) in any::<(u64, u64, u64)>(),
-        (max_times_sampled, max_version_lag) in any::<(u32, u32)>(),
+        (max_times_sampled, max_version_lag, max_sample_lag) in any::<(u32, u32, u32)>(),
+        queue_size: u32,
+        parameters in option::of(".{0,12}"),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
@@ -49,14 +52,15 @@ prop_compose! {
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, queue_size, max_version_lag,
+            parameters, max_sample_lag, view,
         }
     }
 }
 
 prop_compose! {
-    fn chunk()((stream, rows, first_step, bytes) in any::<(u32, u32, u64, u32)>()) -> ChunkHead {
-        ChunkHead { stream, rows, first_step, bytes }
+    fn chunk()((stream, rows, first_step, bytes, version) in any::<(u32, u32, u64, u32, u64)>()) -> ChunkHead {
+        ChunkHead { stream, rows, first_step, bytes, version }
     }
 }
 
@@ -112,8 +116,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         push().prop_map(RequestBody::Push),
-        (any::<(u32, u16, u16, bool, bool, u32)>(), any::<Option<u32>>()).prop_map(
-            |((count, before, after, allow_short, min_probability, definition), part)| {
+        (any::<(u32, u16, u16, bool, bool, u32, u32)>(), any::<Option<u32>>()).prop_map(
+            |((count, before, after, allow_short, min_probability, definition, lease_ms), part)| {
                 RequestBody::Sample(SampleRequest {
                     count,
                     before,
@@ -122,6 +126,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                     min_probability,
                     share: part.map(|take| BatchShare { take }),
                     definition,
+                    lease_ms,
                 })
             }
         ),
@@ -129,6 +134,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities(UpdatePriorities { ids, priorities })
         }),
+        any::<(u64, bool)>().prop_map(|(lease, begin)| RequestBody::ChangeLease(ChangeLease { lease, begin })),
         name().prop_map(RequestBody::DropParameters),
         (any::<u32>(), read_position()).prop_map(|(bytes, from)| RequestBody::ReadSteps(ReadSteps { from, bytes })),
         (any::<u64>(), name()).prop_map(|(id, reason)| RequestBody::ReportCorrupt(ReportCorrupt { id, reason })),
@@ -161,9 +167,9 @@ prop_compose! {
 prop_compose! {
     fn sampled_item()(
         (id, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
-        probability in 0.0..1.0,
+        (probability, version) in (0.0..1.0, 0..3u64),
     ) -> SampledItem {
-        SampledItem { id, probability, age, times_sampled, before, after }
+        SampledItem { id, probability, age, times_sampled, before, after, version }
     }
 }
 
@@ -175,10 +181,10 @@ prop_compose! {
 
 prop_compose! {
     fn stored_steps()(
-        (writer, stream, rows, first_step) in any::<(u64, u32, u32, u64)>(),
+        (writer, stream, rows, first_step, version) in any::<(u64, u32, u32, u64, u64)>(),
         packed in bytes(),
     ) -> StoredSteps {
-        StoredSteps { writer, stream, rows, first_step, packed }
+        StoredSteps { writer, stream, rows, first_step, version, packed }
     }
 }
 
@@ -192,6 +198,7 @@ pub enum Answer {
     Sampled {
         items: Vec<SampledItem>,
         live_items: u64,
+        lease: u64,
         min: Option<f64>,
         state: Option<ShareState>,
         rows: Bytes,
@@ -230,16 +237,17 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         table().prop_map(Answer::Table),
         (
             vec(sampled_item(), 0..20),
-            any::<u64>(),
+            any::<[u64; 2]>(),
             option::of(1e-9..1.0),
             option::of(any::<(u16, u64, u32, bool, u64, u32)>()),
             bytes(),
             vec(bytes(), 0..5)
         )
-            .prop_map(|(items, live_items, min, state, rows, blobs)| {
+            .prop_map(|(items, [live_items, lease], min, state, rows, blobs)| {
                 Answer::Sampled {
                     items,
                     live_items,
+                    lease,
                     min,
                     state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| ShareState {
                         number,
@@ -290,7 +298,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
-        Answer::Sampled { items, live_items, min, state, rows, blobs } => ReplyBody::Sampled(Sampled {
+        Answer::Sampled { items, live_items, lease, min, state, rows, blobs } => ReplyBody::Sampled(Sampled {
             items,
             live_items,
             min_probability: min,
@@ -298,6 +306,7 @@ pub fn body(answer: Answer) -> ReplyBody {
             rows,
             blobs,
             shares: Vec::new(),
+            lease,
             credit: None,
         }),
         Answer::Error(code, message, reason) => ReplyBody::Error { code, message, waited_for: reason.map(Box::new) },
@@ -323,6 +332,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Sampled(sampled) => Answer::Sampled {
             items: sampled.items,
             live_items: sampled.live_items,
+            lease: sampled.lease,
             min: sampled.min_probability,
             state: sampled.state,
             rows: sampled.rows,

@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use replay_core::replay::{NewItem, OpenWriter, Push, SampleRequest, Sampled, StepsRead, WriterOpened};
+use replay_core::replay::{NewItem, OpenWriter, Push, SampleRequest, Sampled, SampledItem, StepsRead, WriterOpened};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 
 /// Names of tables.
 pub const TABLES: [&str; 3] = ["one", "two", "three"];
 
 const FRAME: usize = 16;
-/// Bytes of a step in the rows of a batch: flags, number, length of the frame.
-const ROW: usize = 1 + 8 + 4;
+/// Bytes of a step in the rows of a batch: flags, number, lengths of the frame and of the words, number of words.
+const ROW: usize = 1 + 8 + 4 + 4 + 4;
 
 /// A table whose settings depend on `kind`.
 pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
-    let mut config = TableConfig::new(name, vec![Column::scalar("number", Dtype::Uint64), frame], capacity);
+    let words = Column { max_length: 4, ..Column::new("words", Dtype::Uint16, vec![0]) };
+    let mut config = TableConfig::new(name, vec![Column::new("number", Dtype::Uint64, vec![]), frame, words], capacity);
     config.sampler = match kind % 7 {
         0 => Sampler::Prioritized,
         1 => Sampler::Uniform,
@@ -32,8 +33,14 @@ pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
     if settings & 2 != 0 {
         (config.samples_per_insert, config.slack) = (2.0, 16.0);
     }
+    if settings & 16 != 0 && config.sampler == Sampler::Fifo && config.samples_per_insert == 0.0 {
+        config.queue_size = capacity.min(20) as u32;
+    }
     config.live_max_priority = settings & 4 != 0;
     config.max_version_lag = u32::from(settings & 8 != 0);
+    if settings & 16 != 0 {
+        (config.parameters, config.max_sample_lag) = (Some("policy".into()), 1);
+    }
     config
 }
 
@@ -60,8 +67,18 @@ impl Step {
     }
 }
 
+/// Version of a chunk that begins with this step.
+pub fn version_of(first_step: u64) -> u64 {
+    first_step % 4
+}
+
 fn frame(code: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (code as u8).wrapping_mul(31).wrapping_add(i as u8))
+}
+
+/// The bytes of the words of a step: none to four words.
+fn words(code: u64) -> Vec<u8> {
+    (0..code % 5).flat_map(|word| (code as u16).wrapping_add(word as u16).to_le_bytes()).collect()
 }
 
 /// A chunk of consecutive steps, as a writer packs it.
@@ -75,23 +92,26 @@ pub fn pack(generation: u16, first: Step, rows: u32) -> Vec<u8> {
         let first = code as u32 == 0;
         packed.push(if first { flags::FIRST } else { 0 });
         packed.extend(code.to_le_bytes());
-        packed.extend((FRAME as u32).to_le_bytes());
+        let words = words(code).len() as u32;
+        packed.extend([FRAME as u32, words, words / 2].into_iter().flat_map(u32::to_le_bytes));
     }
-    packed.extend(codes.flat_map(frame));
+    packed.extend(codes.flat_map(|code| [&frame(code)[..], &words(code)].concat()));
     packed
 }
 
 /// The steps in rows with their blobs.
 fn unpack(generation: u16, rows: &[u8], blobs: &[u8]) -> Vec<Step> {
     assert_eq!(rows.len() / ROW * ROW, rows.len(), "whole rows");
-    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
-    let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
-    rows.map(|(row, blob)| {
+    let mut rest = blobs;
+    let rows = rows.chunks_exact(ROW).map(|row| {
         let code = u64::from_le_bytes(row[1..9].try_into().expect("eight bytes"));
-        assert_eq!(blob, frame(code), "the frame of {code:x}");
+        let blobs = [&frame(code)[..], &words(code)].concat();
+        rest = rest.strip_prefix(&blobs[..]).unwrap_or_else(|| panic!("the frame and the words of {code:x}"));
         Step::of_code(code, generation)
-    })
-    .collect()
+    });
+    let steps = rows.collect();
+    assert!(rest.is_empty(), "blobs of the rows alone");
+    steps
 }
 
 /// Asserts that each step follows the one before.
@@ -196,12 +216,16 @@ impl TableLedger {
         self.removed.insert(id);
     }
 
-    /// Compares a batch with what was pushed.
-    pub fn check_sample(&mut self, request: &SampleRequest, sampled: &Sampled) {
+    /// Compares a batch with what was pushed, and its versions with the `newest` of the parameters.
+    pub fn check_sample(&mut self, request: &SampleRequest, sampled: &Sampled, newest: u64) {
         let wanted = request.count as usize;
         let enough = request.allow_short || request.share.is_some();
         assert!(sampled.items.len() <= wanted, "no more items than wanted");
         assert!(enough || sampled.items.len() == wanted, "as many items as wanted");
+        for &SampledItem { version, .. } in &sampled.items {
+            let known = self.config.parameters.is_some() && version > 0;
+            assert!(version == 0 || (known && version + 1 >= newest), "version {version}, of {newest}");
+        }
         if self.spoiled {
             return;
         }
@@ -241,6 +265,7 @@ impl TableLedger {
             let steps = unpack(self.generation, rows, blobs);
             assert_consecutive(&steps);
             assert_eq!(u64::from(steps[0].number), chunk.first_step);
+            assert_eq!(chunk.version, version_of(chunk.first_step));
             assert_eq!(u32::from(steps[0].stream), chunk.stream);
         }
     }

@@ -12,7 +12,7 @@ use crate::table::Table;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;
 use crate::table::prepare::{History, PreparedChunk, PreparedItem};
-use crate::table::stored::Arrivals;
+use crate::table::stored::{Arrivals, PASSED};
 use crate::table::streams::{FirstChunk, Stream};
 
 /// A table of a snapshot in place.
@@ -69,13 +69,16 @@ impl Staged {
                 chunk.continues = chunk.continues.and_then(arrival);
             }
             table.place_chunks(&mut arrivals, &mut push).expect("an unused table has a slot for each step, and more");
-            for PreparedChunk { stream, span, .. } in push.chunks {
+            for PreparedChunk { stream, span, handle, .. } in push.chunks {
                 if let Some(stream) = open[writer].get_mut(stream as usize) {
                     stream.push_restored(span.arrival, span.first_step, span.rows);
+                } else if let Some(chunk) = handle.and_then(|handle| table.chunks.pin(handle)) {
+                    chunk.note(PASSED);
                 }
             }
         }
         let item = |(record, units): (&ItemRecord, u64)| PreparedItem {
+            stream: 0,
             // Items of chunks before the first were left out.
             first_chunk: FirstChunk::Stored(first_arrival + u64::from(record.chunk) - first),
             rows: ItemRows { first_row: record.first_row, before: record.before, after: record.after },
@@ -134,6 +137,7 @@ impl Table {
     /// the rate limiter holds samples back.
     fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
         self.counters.go_on_from(&state.counters);
+        self.counters.sample_lag.go_on_from(&state.sample_lag);
         self.max_priority.go_on_from(state.max_priority);
         self.draws.next.store(state.samples, Ordering::Relaxed);
         self.limiter.go_on_from(

@@ -17,6 +17,8 @@ pub enum Taken {
     Last,
     /// Not sampled: it is gone, or has no sample left.
     Refused,
+    /// Not sampled, and removed: its parameters are too old.
+    Expired,
 }
 
 pub struct FirstOfRanking(LockedRanking);
@@ -33,7 +35,7 @@ impl FirstOfRanking {
             let mut order = self.0.lock();
             let Some(id) = order.at(0) else { break };
             let taken = take(id)?;
-            count -= u32::from(taken != Taken::Refused);
+            count -= u32::from(matches!(taken, Taken::Again | Taken::Last));
             if taken != Taken::Again {
                 order.remove(id);
             }

@@ -46,7 +46,10 @@ const TABLE: &[Metric] = &[
     (Gauge, "samples_per_insert", "Wanted samples for each inserted item; 0 is any number"),
     (Gauge, "slack", "Sampled items by which the replay ratio may be off"),
     (Gauge, "min_size", "Least items for sampling"),
+    (Gauge, "queue_size", "Items for which a queue has room; 0 for other tables"),
+    (Gauge, "leased_items", "Items that readers have and have not acknowledged"),
     (Gauge, "max_version_lag", "Versions by which writers may be behind; 0 is any number"),
+    (Gauge, "max_sample_lag", "Versions by which sampled items may be behind; 0 is any number"),
     (Gauge, "limiter_inserted", "Inserted items that the rate limiter counts"),
     (Gauge, "limiter_sampled", "Sampled items that the rate limiter counts"),
     (Gauge, "waiting_pushes", "Pushes that wait"),
@@ -58,6 +61,7 @@ const TABLE: &[Metric] = &[
     (Counter, "evicted_steps", "Evicted steps"),
     (Counter, "evicted_items", "Evicted items"),
     (Counter, "evicted_unread_items", "Items evicted with samples left (max_times_sampled)"),
+    (Counter, "expired_items", "Items removed at a draw for their versions (max_sample_lag)"),
     (Counter, "sampled_items", "Sampled items"),
     (Counter, "updated_priorities", "Updated priorities"),
     (Counter, "stale_updates", "Updates of items that were gone"),
@@ -68,6 +72,7 @@ const TABLE: &[Metric] = &[
     (Counter, "blocked_pushes", "Pushes that had to wait"),
     (Counter, "blocked_samples", "Samples that had to wait"),
     (Histogram, "version_lag", "Versions by which writers were behind when their pushes were stored"),
+    (Histogram, "sample_lag", "Versions by which sampled items were behind"),
     (Histogram, "sample_age", "Steps inserted between an item's insertion and its sampling"),
 ];
 

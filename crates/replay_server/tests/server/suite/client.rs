@@ -30,10 +30,17 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
 }
 
 fn is_about_a_table(body: &RequestBody) -> bool {
-    use RequestBody::{CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities};
+    use RequestBody::{ChangeLease, CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities};
     matches!(
         body,
-        OpenWriter(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_) | ReportCorrupt(_) | CloseWriter(_)
+        OpenWriter(_)
+            | Push(_)
+            | Sample(_)
+            | UpdatePriorities(_)
+            | ChangeLease(_)
+            | ReadSteps(_)
+            | ReportCorrupt(_)
+            | CloseWriter(_)
     )
 }
 

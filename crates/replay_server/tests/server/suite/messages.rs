@@ -11,7 +11,14 @@ pub const TABLE: &str = "steps";
 
 /// A table of one 64-bit column, so that a row's value identifies the row.
 pub fn table() -> TableConfig {
-    let value = Column { name: "value".into(), dtype: Dtype::Int64, shape: vec![], codec: Codec::None, finite: true };
+    let value = Column {
+        name: "value".into(),
+        dtype: Dtype::Int64,
+        shape: vec![],
+        codec: Codec::None,
+        finite: true,
+        max_length: 0,
+    };
     TableConfig::new(TABLE, vec![value], 10_000)
 }
 
@@ -50,7 +57,7 @@ pub fn push(writer: u64, epoch: u32, sequence: u64, first_step: u64, values: &[i
         .take(values.len())
         .map(|anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: Some(1.0) })
         .collect();
-    let chunk = ChunkHead { stream: 0, rows: values.len() as u32, first_step, bytes: payload.len() as u32 };
+    let chunk = ChunkHead { stream: 0, rows: values.len() as u32, first_step, bytes: payload.len() as u32, version: 0 };
     Push { writer, epoch, sequence, body: PushBody { chunks: vec![chunk], items, payload: Bytes::from(payload) } }
 }
 

@@ -209,8 +209,14 @@ const BLOB: usize = 1 << 20;
 
 /// A table that no configuration keeps. Its samples are slices of what was pushed, and count for its items.
 fn blobs() -> TableConfig {
-    let frame =
-        Column { name: "frame".into(), dtype: Dtype::Uint8, shape: vec![BLOB as u32], codec: Codec::Lz4, finite: true };
+    let frame = Column {
+        name: "frame".into(),
+        dtype: Dtype::Uint8,
+        shape: vec![BLOB as u32],
+        codec: Codec::Lz4,
+        finite: true,
+        max_length: 0,
+    };
     TableConfig { max_times_sampled: 1_000, ..TableConfig::new("blobs", vec![frame], 10) }
 }
 

@@ -1,0 +1,51 @@
+//! The lease of a batch: its items stay in the memory until the batch is acknowledged.
+
+use std::sync::Weak;
+
+use pyo3::prelude::*;
+
+use base::wait::Wait;
+use replay_core::replay::{ChangeLease, Replay};
+use replay_link::error::{Error, Result};
+
+use crate::interpreter::Call;
+use crate::wait::{self, Closing};
+
+/// The lease of a batch; batches of arrays and of tensors have the same one.
+#[pyclass(name = "_Lease", module = "innet_drl._core", frozen)]
+pub struct PyLease {
+    /// Memory of the batch. Weak: a batch outlives its replay.
+    memory: Weak<dyn Replay<Error>>,
+    closing: Option<Closing>,
+    table: String,
+    number: u64,
+}
+
+impl PyLease {
+    pub fn new(memory: Weak<dyn Replay<Error>>, closing: Option<Closing>, table: String, number: u64) -> Self {
+        PyLease { memory, closing, table, number }
+    }
+
+    /// Starts the lease, or acknowledges its batch.
+    ///
+    /// # Errors
+    /// [`replay_core::Error::Lease`] when it is over.
+    pub fn change(memory: &dyn Replay<Error>, table: &str, number: u64, begin: bool, wait: &Wait<'_>) -> Result<()> {
+        memory.change_lease(table, ChangeLease { lease: number, begin }, wait)
+    }
+}
+
+#[pymethods]
+impl PyLease {
+    #[pyo3(name = "_acknowledge", signature = (timeout = 60.0))]
+    pub fn acknowledge(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let _call = Call::begin(py);
+        let deadline = wait::deadline(py, timeout)?;
+        let memory = self.memory.clone();
+        wait::blocking(py, deadline, self.closing.as_ref(), move |wait| {
+            // Dropped here, without the interpreter lock: it may be the last reference to the memory.
+            let memory = memory.upgrade().ok_or(Error::Closed("the replay of this batch"))?;
+            Self::change(&*memory, &self.table, self.number, false, wait)
+        })
+    }
+}
