@@ -38,7 +38,7 @@ async fn sampled_id(client: &mut TestClient) -> u64 {
 }
 
 /// A request that the role may make; there is no lease to change.
-fn granted(answer: Result<replay_wire::ReplyBody>) {
+fn granted(answer: replay_link::error::Result<replay_wire::ReplyBody>) {
     if let Err(error) = answer {
         assert_eq!(error.code(), ErrorCode::Lease, "{error}");
     }
