@@ -78,7 +78,7 @@ def compare(batch: list[Trajectory]) -> None:
     assert len(batch) == BATCH, f"a batch of {len(batch)}"
     for number, *arrays in batch:
         producer, count = divmod(number, NUMBERS)
-        source = sources()[producer][count // BATCH % BLOCKS]
+        source = source_of(producer)[count // BATCH % BLOCKS]
         _, *right = split(source | {"numbers": np.arange(BATCH)})[count % BATCH]
         assert all(map(np.array_equal, arrays, right)), f"trajectory {number} differs from what was put"
 
@@ -93,21 +93,22 @@ def compare_numbers(received: list[int], held: int = SIZE) -> None:
 
 
 @functools.cache
-def sources() -> list[list[Block]]:
-    """The blocks of each producer."""
-    return [blocks(seed=index) for index in range(PRODUCERS)]
+def source_of(producer: int) -> list[Block]:
+    """The blocks of a producer."""
+    return blocks(seed=producer)
 
 
 def _produce(system: str, address: Any, free: Semaphore, index: int, pipe: Connection) -> None:
     """Puts as many blocks as it is told, and answers with their bytes; of a negative number there is no end."""
 
     def source() -> Iterator[Block]:
+        # Made before the memory is measured.
+        own, number = source_of(index), index * NUMBERS
         pipe.send("ready")
-        number = index * NUMBERS
         while True:
             left, payload = pipe.recv(), 0
             while left:
-                block = sources()[index][number % NUMBERS // BATCH % BLOCKS]
+                block = own[number % NUMBERS // BATCH % BLOCKS]
                 free.acquire()
                 yield block | {"numbers": np.arange(number, number + BATCH)}
                 number, left, payload = number + BATCH, left - 1, payload + 8 * len(block["tokens"])

@@ -163,10 +163,12 @@ impl PyBatches {
         })
     }
 
-    /// Begins the lease of a batch that the caller is about to get, if it has one.
+    /// Begins the lease of a batch that the caller is about to get, if it has one with an end.
     fn begin_lease(&self, sampled: &DecodedSample, wait: &Wait<'_>) -> Result<()> {
         match self.memory.upgrade() {
-            Some(memory) if sampled.lease > 0 => PyLease::change(&*memory, &self.tables[0], sampled.lease, true, wait),
+            Some(memory) if sampled.lease > 0 && sampled.ends => {
+                PyLease::change(&*memory, &self.tables[0], sampled.lease, true, wait)
+            }
             _ => Ok(()),
         }
     }

@@ -169,6 +169,8 @@ pub struct DecodedSample {
     credit: Option<Box<dyn SampleCredit>>,
     /// [`Sampled::lease`].
     pub lease: u64,
+    /// Whether the lease has an end, and begins when the batch reaches its caller.
+    pub ends: bool,
 }
 
 impl DecodedSample {
@@ -274,6 +276,6 @@ impl SampleSource {
                 ),
             }
         }
-        Ok(DecodedSample { batch, credit, lease })
+        Ok(DecodedSample { batch, credit, lease, ends: self.shares[0].request.lease_ms != SampleRequest::NO_END })
     }
 }

@@ -82,7 +82,7 @@ fn exercise_leases(replay: &Client) {
     let mut pushes = replay.open_writer("queue", writer(2), wait).unwrap();
     pushes.push(steps(0, 40), wait).unwrap();
     pushes.flush(wait).unwrap();
-    let request = SampleRequest { lease_ms: SampleRequest::NO_END, ..sample_request(10) };
+    let request = SampleRequest { lease_ms: 60_000, ..sample_request(10) };
     let [mut one, mut other] = [(); 2].map(|()| replay.sampler("queue", request, 0).unwrap());
     let batches = [one.next(wait).unwrap(), other.next(wait).unwrap(), other.next(wait).unwrap()];
     assert_eq!(batches.each_ref().map(|batch| numbers(batch)[0]), [0, 10, 20]);

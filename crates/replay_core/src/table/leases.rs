@@ -1,8 +1,8 @@
 //! Leases: batches whose items stay with their reader, and in the table, until it acknowledges them. A lease is the credit of its batch, kept
 //! here: acknowledged, the batch is delivered; when the lease ends, it is undone, and its items are where they were.
 //!
-//! A batch is held for its reader from its sampling, so that one that is lost on its way ends with the reader, too. Its time begins when it
-//! reaches its caller. Time is looked at by the pushes and samples that may wait for it.
+//! A batch is held for its reader from its sampling, so that one that is lost on its way ends with the reader, too. The time of its lease, if it has an end,
+//! begins when it reaches its caller. Time is looked at by the pushes and samples that may wait for it.
 //!
 //! # Invariant
 //!
@@ -35,7 +35,7 @@ pub(super) struct Lease {
     items: usize,
     /// `None` without an end.
     lasts: Option<Duration>,
-    /// `None` while the batch is on its way to its caller.
+    /// `None` while the batch of a lease with an end is on its way to its caller.
     begun: Option<Instant>,
     credit: Box<dyn SampleCredit>,
 }
@@ -60,7 +60,9 @@ impl Table {
         let Some(credit) = sampled.credit.take() else { return sampled };
         let lasts = (request.lease_ms != SampleRequest::NO_END).then(|| Duration::from_millis(request.lease_ms.into()));
         let (number, items) = (random_number().max(1), sampled.items.len());
-        lock(&self.leases).push(Lease { number, reader: reader.clone(), items, lasts, begun: None, credit });
+        // Of a lease without an end, nothing depends on when it began.
+        let begun = lasts.is_none().then(system::now);
+        lock(&self.leases).push(Lease { number, reader: reader.clone(), items, lasts, begun, credit });
         sampled.lease = number;
         sampled
     }

@@ -53,7 +53,7 @@ fn leased_items_keep_their_places_until_they_are_acknowledged() {
     let (table, mut actor) = full();
     let [one, two] = ["one", "two"].map(Reader::from);
     let first = lease(&table, &leased(2, NO_END), &one);
-    let second = held(&table, &leased(3, NO_END), &two);
+    let second = held(&table, &leased(3, 60_000), &two);
     assert_eq!((steps_of(&first), steps_of(&second)), (vec![0, 1], vec![2, 3, 4]));
     let reason = blocked(actor.try_push(actor.next(1)));
     assert!(reason.contains("reader \"one\" has 2 leased, for"), "{reason}");
