@@ -47,8 +47,8 @@ def test_no_item_is_lost_and_only_those_of_the_dead_come_again(tmp_path: Path) -
         with innet.connect(server.address, tables=[queue], reconnect_for=600) as replay:
             readers = [subprocess.Popen(start) for _ in range(READERS)]
             writing = Call(lambda: write(server.address))
-            # Items that may come again: of a reader its batch, of a server those of all readers, with two ahead.
-            deaths = [BATCH] * KILLS + [3 * READERS * BATCH] * RESTARTS
+            # Items that may come again: of a reader its batch, of a server those of all readers.
+            deaths = [BATCH] * KILLS + [READERS * BATCH] * RESTARTS
             chance.shuffle(deaths)
             for of_readers in deaths:
                 before = log.stat().st_size if log.exists() else 0

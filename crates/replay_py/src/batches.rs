@@ -47,6 +47,8 @@ pub struct PyBatches {
     waits_since: Mutex<Option<Instant>>,
     /// A batch whose lease an earlier call could not begin in time.
     arrived: Mutex<Option<DecodedSample>>,
+    /// Whether an acknowledgement came after its lease.
+    lost: Arc<AtomicBool>,
     /// Memory that is sampled. Weak: the source owns it.
     memory: Weak<dyn Replay<Error>>,
     description: String,
@@ -156,6 +158,7 @@ impl PyBatches {
             writers_timeout,
             waits_since: Mutex::default(),
             arrived: Mutex::default(),
+            lost: Arc::default(),
             memory,
             description,
             tables,
@@ -163,10 +166,10 @@ impl PyBatches {
         })
     }
 
-    /// Begins the lease of a batch that the caller is about to get, if it has one with an end.
+    /// Begins the lease of a batch that the caller is about to get, if it has one with an end, or one that may be over.
     fn begin_lease(&self, sampled: &DecodedSample, wait: &Wait<'_>) -> Result<()> {
         match self.memory.upgrade() {
-            Some(memory) if sampled.lease > 0 && sampled.ends => {
+            Some(memory) if sampled.lease > 0 && (sampled.ends || self.lost.load(Ordering::Relaxed)) => {
                 PyLease::change(&*memory, &self.tables[0], sampled.lease, true, wait)
             }
             _ => Ok(()),
@@ -227,9 +230,10 @@ impl PyBatches {
         if number == 0 {
             return Ok(Some(batch));
         }
-        let closing = self.source.closing().replay().cloned();
-        let lease = PyLease::new(self.memory.clone(), closing, self.tables[0].clone(), number);
-        batch.leased(py, lease).map(Some)
+        let (closing, table) = (self.source.closing().replay().cloned(), self.tables[0].clone());
+        batch
+            .leased(py, PyLease { memory: self.memory.clone(), closing, table, number, lost: self.lost.clone() })
+            .map(Some)
     }
 
     #[doc = stub_doc!("Batches.close")]

@@ -1,12 +1,14 @@
 //! The lease of a batch: its items stay in the memory until the batch is acknowledged.
 
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use pyo3::prelude::*;
 
 use base::wait::Wait;
 use replay_core::replay::{ChangeLease, Replay};
 use replay_link::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::interpreter::Call;
 use crate::wait::{self, Closing};
@@ -15,17 +17,15 @@ use crate::wait::{self, Closing};
 #[pyclass(name = "_Lease", module = "innet_drl._core", frozen)]
 pub struct PyLease {
     /// Memory of the batch. Weak: a batch outlives its replay.
-    memory: Weak<dyn Replay<Error>>,
-    closing: Option<Closing>,
-    table: String,
-    number: u64,
+    pub memory: Weak<dyn Replay<Error>>,
+    pub closing: Option<Closing>,
+    pub table: String,
+    pub number: u64,
+    /// Set when the lease is over, for the iterator: those of batches ahead may be, too. Relaxed, as a hint.
+    pub lost: Arc<AtomicBool>,
 }
 
 impl PyLease {
-    pub fn new(memory: Weak<dyn Replay<Error>>, closing: Option<Closing>, table: String, number: u64) -> Self {
-        PyLease { memory, closing, table, number }
-    }
-
     /// Starts the lease, or acknowledges its batch.
     ///
     /// # Errors
@@ -45,7 +45,8 @@ impl PyLease {
         wait::blocking(py, deadline, self.closing.as_ref(), move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference to the memory.
             let memory = memory.upgrade().ok_or(Error::Closed("the replay of this batch"))?;
-            Self::change(&*memory, &self.table, self.number, false, wait)
+            let changed = Self::change(&*memory, &self.table, self.number, false, wait);
+            changed.inspect_err(|error| self.lost.store(error.code() == ErrorCode::Lease, Ordering::Relaxed))
         })
     }
 }

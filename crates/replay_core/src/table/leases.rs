@@ -41,11 +41,6 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    fn is_over(&self, now: Instant) -> bool {
-        let lasted = self.begun.map(|begun| now.saturating_duration_since(begun));
-        lasted.zip(self.lasts).is_some_and(|(lasted, lasts)| lasted >= lasts)
-    }
-
     fn since(&self, now: Instant) -> Option<f64> {
         Some(now.saturating_duration_since(self.begun?).as_secs_f64())
     }
@@ -99,7 +94,9 @@ impl Table {
         // Other tables have none.
         if self.items.limits_samples() {
             let now = system::now();
-            self.end_leases(|lease| lease.is_over(now));
+            self.end_leases(|lease| {
+                lease.since(now).zip(lease.lasts).is_some_and(|(since, lasts)| since >= lasts.as_secs_f64())
+            });
         }
     }
 

@@ -17,10 +17,8 @@ impl Versions {
     /// By the newest version of the table's parameters now; `None` for a table that names none.
     pub fn now(config: &TableConfig, parameters: &ParameterStore) -> Option<Self> {
         let newest = parameters.version(config.parameters.as_deref()?);
-        let oldest = match config.max_sample_lag {
-            0 => 0,
-            lag => newest.saturating_sub(lag.into()),
-        };
+        let lag = u64::from(config.max_sample_lag);
+        let oldest = if lag == 0 { 0 } else { newest.saturating_sub(lag) };
         Some(Versions { newest, oldest })
     }
 
