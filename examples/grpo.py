@@ -125,6 +125,7 @@ def run_rollouts(address: str, seed: int) -> None:
                     truncated=np.zeros(GROUPS, bool),
                     timeout=None,
                 )
+            writer.flush(timeout=None)  # the next groups are of a policy that is as new as can be
 
 
 def loss_of(policy: Policy, batch: Any) -> Tensor:
@@ -148,7 +149,7 @@ def learn(address: str, seed: int, until: float) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), 3e-4)
     with innet.connect(address) as replay:
         policy.load_state_dict(replay.get_parameters("policy", device="cpu").tensors)  # type: ignore[union-attr]
-        with replay.batches("groups", GROUPS, VIEW, prefetch=1, device="cpu", acknowledge=True) as batches:
+        with replay.batches("groups", GROUPS, VIEW, prefetch=0, device="cpu", acknowledge=True) as batches:
             for batch in batches:
                 improve(optimizer, loss_of(policy, batch))
                 version = replay.put_parameters("policy", policy.state_dict())
@@ -174,8 +175,7 @@ def main() -> None:
     table = innet.Table.queue("groups", COLUMNS, GROUPS, **of_policy)
     if flags.reuse > 1:
         table = innet.Table("groups", COLUMNS, 64 * GROUPS, max_times_sampled=flags.reuse, **of_policy)
-    # "spawn": threads and connections do not survive a fork.
-    start, running = multiprocessing.get_context("spawn").Process, dict[int, Any]()
+    start, running = multiprocessing.get_context("spawn").Process, dict[int, Any]()  # threads do not survive a fork
     with tempfile.TemporaryDirectory() as folder, innet.Memory(table, seed=flags.seed) as replay:
         replay.put_parameters("policy", imitate().state_dict())
         with replay.serve(f"unix://{folder}/replay") as server:
