@@ -269,7 +269,9 @@ def _read_rows(
         array = _numpy(value)
         if array.dtype.kind not in "OU":
             if array.shape[: len(leading)] != leading or array.ndim != len(leading) + 1 + len(inner):
-                raise ValueError(f"{expected}, got {array.dtype}{list(array.shape)}")
+                rows_of = "environment" if steps is None else "environment at each step"
+                got = f"{array.dtype}{list(array.shape)}"
+                raise ValueError(f"{expected}, got {got}: give a list with an array for each {rows_of}")
             length = array.shape[len(leading)]
             flat_shape = (rows * length, *array.shape[len(leading) + 1 :])
             return array.reshape(flat_shape), np.arange(rows + 1) * length
@@ -296,7 +298,7 @@ def _part(part: Any, dtype: np.dtype[Any], inner: tuple[int, ...], row: int, pos
     if isinstance(part, str) and dtype == np.uint8 and not inner:
         return np.frombuffer(part.encode(), np.uint8)
     try:
-        array = _numpy(() if part is None else part)
+        array = _numpy(part)
     except ValueError as error:
         raise ValueError(f"of {position(row)} is no array: {error}") from None
     held = {"b": "b", "i": "iuf", "u": "iuf", "f": "f"}.get(array.dtype.kind, "")
@@ -321,7 +323,8 @@ def _joined(
             parts[row] = empty
         elif part.dtype != dtype or not part.ndim or part.shape[1:] != inner:
             shape = f"({', '.join(['None', *map(str, inner)])}{',' * (not inner)})"
+            remedy = f': convert it by .astype("{dtype}")' if part.dtype.kind in "biuf" and part.dtype != dtype else ""
             raise ValueError(
-                f"of {position(row)} has to be {dtype} of the shape {shape}, got {part.dtype}{list(part.shape)}"
+                f"of {position(row)} has to be {dtype} of the shape {shape}, got {part.dtype}{list(part.shape)}{remedy}"
             )
     return np.concatenate([empty, *parts]), _offsets_of([len(part) for part in parts])

@@ -21,7 +21,7 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
 def named_parts(value: Any, names: Sequence[str]) -> Any:
     """A dictionary of the parts of a named tuple, such as a graph of Gymnasium, or of lists of those of several.
 
-    A part that is missing is `None`. Another value is returned as it is.
+    A part that is missing is empty. Another value is returned as it is.
     """
     first = value
     while isinstance(first, (list, tuple)) and first and not hasattr(first, "_fields"):
@@ -30,7 +30,10 @@ def named_parts(value: Any, names: Sequence[str]) -> Any:
         return value
 
     def part(of: Any, name: str) -> Any:
-        return getattr(of, name, None) if hasattr(of, "_fields") else [part(one, name) for one in of]
+        if not hasattr(of, "_fields"):
+            return [part(one, name) for one in of]
+        found = getattr(of, name, None)
+        return () if found is None else found
 
     others = [name for name in first._fields if name not in names and getattr(first, name) is not None]
     return {name: part(value, name) for name in (*names, *others)}
