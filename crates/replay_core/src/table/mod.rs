@@ -8,7 +8,7 @@
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `push`, `prepare` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `sampling`, `versions` | when a sample waits; its items, without a lock except in samplers with an order; those that are too old |
-//! | [`queue`] | the steps of a queue: what is read is freed, and nothing else |
+//! | `queue` | the steps of a queue: what is read is freed, and nothing else |
 //! | [`leases`] | batches that stay with their readers until these acknowledge them |
 //! | `returned` | what learners give back: priorities, corrupt items, undelivered samples |
 //! | `save`, `restore` | to the records of a snapshot, or all steps in their order of arrival; from these records |
