@@ -57,7 +57,7 @@ class Tokens:
         self._ask("check", CHECKED)
 
     def measure(self, seconds: float) -> dict[str, Any]:
-        """Counts trajectories and their bytes, and CPU time of all processes; `times_ms` are those of batches."""
+        """Measures for some seconds: trajectories, their bytes, the times of batches, and CPU time of all processes."""
         before = _cpu_seconds()
         result = self._ask("measure", seconds)
         cpu = sum(spent - before.get(process, 0.0) for process, spent in _cpu_seconds().items())
@@ -99,7 +99,7 @@ def source_of(producer: int) -> list[Block]:
 
 
 def _produce(system: str, address: Any, free: Semaphore, index: int, pipe: Connection) -> None:
-    """Puts as many blocks as it is told, and answers with their bytes; of a negative number there is no end."""
+    """Puts as many blocks as it is told, and answers with their bytes. A negative number of blocks has no end."""
 
     def source() -> Iterator[Block]:
         # Made before the memory is measured.

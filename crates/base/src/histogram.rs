@@ -61,7 +61,7 @@ impl Histogram {
         if numbers.iter().all(|&number| number == 0) { Vec::new() } else { numbers }
     }
 
-    /// Goes on from [`Self::saved`] of an equal histogram.
+    /// Takes over the counts that [`Self::saved`] has returned for a histogram of the same ranges.
     pub fn go_on_from(&self, saved: &[u64]) {
         self.numbers().zip(saved).for_each(|(number, &saved)| number.store(saved, Ordering::Relaxed));
     }

@@ -72,7 +72,7 @@ pub struct EpisodeWindows {
     period: u64,
     /// Least steps of a window that an episode's end cuts short.
     shortest: u64,
-    /// Every step belongs to an item: those of an episode without an end are counted.
+    /// Whether items are whole episodes: those that have no end are counted.
     whole: bool,
     last: LastRow,
     pub next_step: u64,

@@ -21,7 +21,7 @@ pub struct PyLease {
     pub closing: Option<Closing>,
     pub table: String,
     pub number: u64,
-    /// Set when the lease is over, for the iterator: those of batches ahead may be, too. Relaxed, as a hint.
+    /// Whether a lease of this iterator was over at its acknowledgement: those of batches ahead may be, too. Relaxed: a hint.
     pub lost: Arc<AtomicBool>,
 }
 
@@ -46,7 +46,7 @@ impl PyLease {
             // Dropped here, without the interpreter lock: it may be the last reference to the memory.
             let memory = memory.upgrade().ok_or(Error::Closed("the replay of this batch"))?;
             let changed = Self::change(&*memory, &self.table, self.number, false, wait);
-            changed.inspect_err(|error| self.lost.store(error.code() == ErrorCode::Lease, Ordering::Relaxed))
+            changed.inspect_err(|error| _ = self.lost.fetch_or(error.code() == ErrorCode::Lease, Ordering::Relaxed))
         })
     }
 }

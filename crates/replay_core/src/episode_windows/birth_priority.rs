@@ -70,7 +70,7 @@ impl Estimates {
         self.rows.push_back(estimate);
     }
 
-    /// Counts a row as a step of the newest window, which it `opens` or goes on with: after windows that end before it are complete.
+    /// Adds a row to the newest window, which it `opens` or continues. Windows that end before it are complete by then.
     pub(super) fn count_step(&mut self, estimate: Estimate, opens: bool) {
         if let BirthPriority::LastGiven(given) = &mut self.birth {
             *given = estimate.priority.or(given.filter(|_| !opens));

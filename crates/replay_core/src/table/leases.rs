@@ -1,8 +1,8 @@
 //! Leases: batches whose items stay with their reader, and in the table, until it acknowledges them. A lease is the credit of its batch, kept
 //! here: acknowledged, the batch is delivered; when the lease ends, it is undone, and its items are where they were.
 //!
-//! A batch is held for its reader from its sampling, so that one that is lost on its way ends with the reader, too. The time of its lease, if it has an end,
-//! begins when it reaches its caller. Time is looked at by the pushes and samples that may wait for it.
+//! A batch is held for its reader from its sampling, so that one that is lost on its way ends with the reader, too. The time of a lease with
+//! an end begins when the batch reaches its caller. Time is looked at by the pushes and samples that may wait for it.
 //!
 //! # Invariant
 //!

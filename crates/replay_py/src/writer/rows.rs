@@ -11,7 +11,7 @@ use super::PyWriter;
 use crate::array::{self, Expected, Input};
 use crate::error;
 
-/// The values of a column, with the offsets of the rows in those of a ragged one.
+/// The values of a column; of a ragged one also the offset of each row in them.
 pub(super) struct ColumnInput<'py> {
     column: String,
     values: Input<'py>,
