@@ -42,7 +42,6 @@ DECLARED(ff_connect, int(int, const struct linux_sockaddr *, socklen_t));
 DECLARED(ff_shutdown, int(int, int));
 DECLARED(ff_close, int(int));
 DECLARED(ff_read, ssize_t(int, void *, size_t));
-DECLARED(ff_write, ssize_t(int, const void *, size_t));
 DECLARED(ff_writev, ssize_t(int, const struct iovec *, int));
 DECLARED(ff_kqueue, int(void));
 DECLARED(ff_kevent, int(int, const struct kevent *, int, struct kevent *, int, const struct timespec *));

@@ -149,8 +149,6 @@ unsafe extern "C" {
 
     /// `read(2)`.
     pub fn ff_read(fd: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t;
-    /// `write(2)`.
-    pub fn ff_write(fd: c_int, buffer: *const c_void, bytes: size_t) -> ssize_t;
     /// `writev(2)`.
     pub fn ff_writev(fd: c_int, slices: *const iovec, count: c_int) -> ssize_t;
 

@@ -117,7 +117,6 @@ fn the_library_exports_every_function() {
         ff_shutdown,
         ff_close,
         ff_read,
-        ff_write,
         ff_writev,
         ff_kqueue,
         ff_kevent,

@@ -152,15 +152,9 @@ pub(super) fn readable_bytes(bytes: u64) -> String {
 }
 
 pub(super) fn with_separators(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    let digits: Vec<_> = number.to_string().chars().collect();
+    let groups: Vec<String> = digits.rchunks(3).rev().map(|digits| digits.iter().collect()).collect();
+    groups.join(",")
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The items of a sample. A random one takes no lock but the rate limiter's: it loads leaf and metadata, pins the chunks, and then confirms
 //! that the item is still live.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,8 +32,8 @@ const ROUNDS: usize = 32;
 /// Expired items that one attempt at a random sample removes: then others have their turn.
 const MOST_EXPIRED: u64 = 1 << 14;
 
-/// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.
-const SIDE_BY_SIDE: usize = 64;
+/// Items between the stages of [`Sampling::take_in_stages`]: enough to hide a cache miss, few enough to stay in the cache.
+const AHEAD: usize = 6;
 
 /// Rows of one chunk.
 struct Piece<'a> {
@@ -131,7 +132,6 @@ impl<'a> Sampling<'a> {
         let mut strata = table.draws.next();
         let mut sampled = Vec::with_capacity(self.batch.reserved as usize);
         let mut targets = Vec::with_capacity(self.batch.reserved as usize);
-        let mut candidates = Vec::with_capacity(SIDE_BY_SIDE.min(self.batch.reserved as usize));
         let mut first_total = Total::default();
         let (mut rounds, mut expired) = (0, 0);
         while rounds < ROUNDS && self.expired < MOST_EXPIRED {
@@ -147,9 +147,7 @@ impl<'a> Sampling<'a> {
             rounds += usize::from(self.expired == expired);
             expired = self.expired;
             strata.shuffle(&mut sampled);
-            for leaves in sampled.chunks(SIDE_BY_SIDE) {
-                self.take_side_by_side(leaves, total.units, &mut candidates)?;
-            }
+            self.take_in_stages(&sampled, total.units)?;
             if self.batch.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
                 break;
             }
@@ -157,46 +155,44 @@ impl<'a> Sampling<'a> {
         Ok(first_total)
     }
 
-    /// Takes sampled leaves in stages, so that their cache misses overlap: leaf, metadata, slot of the chunk, chunk, rows.
-    fn take_side_by_side(
-        &mut self,
-        leaves: &[SampledLeaf],
-        total: u64,
-        candidates: &mut Vec<Candidate<'a>>,
-    ) -> Result<()> {
+    /// Takes sampled leaves in stages, each [`AHEAD`] leaves behind the one before it, so that cache misses overlap with each other and with
+    /// the copies: metadata, slot of the chunk, chunk, rows.
+    fn take_in_stages(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        for leaf in leaves {
-            items.prefetch(leaf.slot);
-        }
-        for leaf in leaves {
-            let metadata = items.metadata(leaf.slot);
-            chunks.prefetch(metadata.oldest);
-            candidates.push(Candidate {
-                id: ItemId { slot: leaf.slot, generation: leaf.generation },
-                units: leaf.units,
+        let mut candidates: VecDeque<Candidate<'a>> = VecDeque::with_capacity(4 * AHEAD);
+        for step in 0..leaves.len() + 4 * AHEAD {
+            let leaf_of = |stage: usize| step.checked_sub(stage * AHEAD).filter(|&leaf| leaf < leaves.len());
+            let taken = step.saturating_sub(4 * AHEAD);
+            if let Some(leaf) = leaf_of(0) {
+                items.prefetch(leaves[leaf].slot);
+            }
+            if let Some(leaf) = leaf_of(1) {
+                let SampledLeaf { slot, generation, units } = leaves[leaf];
+                let metadata = items.metadata(slot);
+                chunks.prefetch(metadata.oldest);
                 // A concurrently raised leaf may exceed the total.
-                probability: (leaf.units as f64 / total as f64).min(1.0),
-                metadata,
-                oldest: None,
-            });
-        }
-        for candidate in &mut *candidates {
-            candidate.oldest = chunks.pin(candidate.metadata.oldest);
-            if let Some(chunk) = &candidate.oldest {
-                prefetch::<StoredChunk>(chunk);
+                let probability = (units as f64 / total as f64).min(1.0);
+                let id = ItemId { slot, generation };
+                candidates.push_back(Candidate { id, units, probability, metadata, oldest: None });
             }
-        }
-        for candidate in &*candidates {
-            if let Some(chunk) = &candidate.oldest {
-                let ItemRows { first_row, before, after } = candidate.metadata.rows;
-                let rows = u32::from(before) + 1 + u32::from(after);
-                chunk.packed.prefetch(first_row, rows);
+            if let Some(leaf) = leaf_of(2) {
+                let candidate = &mut candidates[leaf - taken];
+                candidate.oldest = chunks.pin(candidate.metadata.oldest);
+                candidate.oldest.iter().for_each(|chunk| prefetch(&chunk.packed));
             }
-        }
-        for candidate in candidates.drain(..) {
-            let id = candidate.id;
-            if let Taken::Last | Taken::Expired = self.take(candidate)? {
-                self.table.sampler.remove(id);
+            if let Some(leaf) = leaf_of(3)
+                && let Candidate { oldest: Some(chunk), metadata, .. } = &candidates[leaf - taken]
+            {
+                let ItemRows { first_row, before, after } = metadata.rows;
+                chunk.packed.prefetch(first_row, u32::from(before) + 1 + u32::from(after));
+            }
+            if leaf_of(4).is_some()
+                && let Some(candidate) = candidates.pop_front()
+            {
+                let id = candidate.id;
+                if let Taken::Last | Taken::Expired = self.take(candidate)? {
+                    self.table.sampler.remove(id);
+                }
             }
         }
         Ok(())
@@ -230,7 +226,7 @@ impl<'a> Sampling<'a> {
             .transpose()?
             .flatten()
             .filter(|()| items.confirm(id))
-            .map(|()| self.check_view(&self.pieces[0].chunk))
+            .map(|()| self.check_view(&metadata.rows, &self.pieces[0].chunk))
             .transpose()?
             .map(|()| self.version());
         if let Some(version) = version
@@ -291,10 +287,10 @@ impl<'a> Sampling<'a> {
         let mut chunk = oldest;
         loop {
             let rows = chunk.packed.rows();
-            let next = chunk.next();
+            let end = rows.min(skip + wanted);
+            wanted -= end.saturating_sub(skip);
+            let next = if wanted > 0 { chunk.next() } else { None };
             if skip < rows {
-                let end = rows.min(skip + wanted);
-                wanted -= end - skip;
                 let key = chunk.packed.key_row(skip);
                 if let Some(row) = key {
                     chunk.packed.prefetch(row, 1);
@@ -338,9 +334,12 @@ impl<'a> Sampling<'a> {
         follows
     }
 
-    fn check_view(&self, chunk: &StoredChunk) -> Result<()> {
+    /// Checks that the item's writer has windows as wide as the request. The item's own window is never wider.
+    fn check_view(&self, item: &ItemRows, chunk: &StoredChunk) -> Result<()> {
         let (request, writer) = (self.request, &chunk.writer);
-        if request.before <= writer.window_before && request.after <= writer.window_after {
+        let is_within = |before, after| request.before <= before && request.after <= after;
+        // In this order: most samples need no other cache line.
+        if is_within(item.before, item.after) || is_within(writer.window_before, writer.window_after) {
             return Ok(());
         }
         Err(Error::View {

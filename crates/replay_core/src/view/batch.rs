@@ -105,19 +105,12 @@ impl Array {
 
     /// The elements in row-major order, as a copy.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.gather(0, self.offset, &mut out);
-        out
-    }
-
-    fn gather(&self, axis: usize, at: usize, out: &mut Vec<u8>) {
-        if axis == self.shape.len() {
-            out.extend_from_slice(&self.buffer.as_slice()[at..at + self.dtype.bytes()]);
-            return;
+        let mut places = vec![self.offset];
+        for (&n, &stride) in self.shape.iter().zip(&self.strides) {
+            places = places.iter().flat_map(|place| (0..n).map(move |index| place + index * stride)).collect();
         }
-        for index in 0..self.shape[axis] {
-            self.gather(axis + 1, at + index * self.strides[axis], out);
-        }
+        let element = |&place| &self.buffer.as_slice()[place..place + self.dtype.bytes()];
+        places.iter().flat_map(element).copied().collect()
     }
 }
 

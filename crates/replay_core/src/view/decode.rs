@@ -1,5 +1,7 @@
 //! Rows and blobs of a sampled batch, unpacked with every bound checked, since a server's reply is not trusted.
 
+use std::ops::Range;
+
 use super::Padding;
 use super::batch::Copies;
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
@@ -26,7 +28,7 @@ pub(super) struct Unpacker<'a> {
     keys: Vec<KeyValue<'a>>,
     /// A value on its way into a streamed batch, which is written once.
     value: Vec<u8>,
-    copies: Copies,
+    pub(super) copies: Copies,
 }
 
 /// An unpacked value of a key row.
@@ -47,6 +49,15 @@ impl<'a> Unpacker<'a> {
 
     pub(super) fn fixed_columns(&self) -> impl Iterator<Item = usize> + use<'a> {
         self.layout.fixed_columns()
+    }
+
+    /// Where a row has a column's value, unless that is a blob.
+    pub(super) fn raw(&self, column: usize) -> Option<Range<usize>> {
+        let layout = &self.layout.columns[column];
+        match layout.location {
+            ValueLocation::Row(offset) => Some(offset..offset + layout.bytes),
+            ValueLocation::Blob(_) => None,
+        }
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -87,7 +98,11 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
+    #[inline(always)]
     pub(super) fn number(&mut self, row: SampledRow<'a>, column: usize) -> Decoded<f64> {
+        if let Some(raw) = self.raw(column) {
+            return Ok(self.layout.columns[column].column.dtype.read(&row.parts.fields[raw]));
+        }
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
@@ -233,8 +248,9 @@ impl<'a> SampledWindow<'a> {
         (index < self.len).then(|| self.rows.row(self.first + index))
     }
 
-    /// The steps from the anchor on, at most `most`.
-    pub(super) fn steps(&self, most: usize) -> Decoded<Steps<'a>> {
+    /// The steps from the anchor on, at most `most`; `None` where the window ends before its episode does.
+    #[inline(always)]
+    pub(super) fn steps(&self, most: usize) -> Option<Steps<'a>> {
         let (anchor, rows) = (self.first + self.before, self.len - self.before);
         let has = |step: usize, flag: u8| self.rows.row(anchor + step).has(flag);
         let end = (0..rows.min(most)).find(|&step| has(step, flags::TERMINATED | flags::TRUNCATED | flags::FINAL));
@@ -243,9 +259,9 @@ impl<'a> SampledWindow<'a> {
         let followed = all < rows;
         let counted = all - usize::from(end.is_some() && !followed && !terminated);
         if all > rows || counted == 0 || !(followed || end.is_some()) || has(all - 1, flags::FINAL) {
-            return Err("the window ends before its episode does".into());
+            return None;
         }
-        Ok(Steps { window: *self, counted, all, terminated, observations: rows.min(counted + 1) })
+        Some(Steps { window: *self, counted, all, terminated, observations: rows.min(counted + 1) })
     }
 }
 

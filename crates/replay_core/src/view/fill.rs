@@ -12,7 +12,7 @@ use base::wait::lock;
 
 use super::batch::{self, Array, ArraySpec, Copies};
 use super::buffer::Buffer;
-use super::decode::{Decoded, SampledWindow, Steps, Unpacker};
+use super::decode::{Decoded, SampledRow, SampledWindow, Steps, Unpacker};
 use super::ragged::RaggedArray;
 use crate::chunk::RowLayout;
 use crate::error::Result;
@@ -58,18 +58,25 @@ pub(super) struct Items<'b, 'a> {
 }
 
 impl<'a> Items<'_, 'a> {
-    /// What `read` makes of each window; nothing of one that fails.
-    pub(super) fn read<T>(&mut self, read: impl Fn(&SampledWindow<'a>) -> Decoded<T>) -> Vec<Option<T>> {
-        let of =
-            |(window, failed): (_, &mut Option<String>)| read(window).map_err(|reason| *failed = Some(reason)).ok();
+    /// What `read` makes of each window, or `none`. Where that is nothing, the item fails: its window ends before its episode does.
+    pub(super) fn read<T>(
+        &mut self,
+        read: impl Fn(&SampledWindow<'a>) -> Option<T>,
+        none: impl Fn(&SampledWindow<'a>) -> T,
+    ) -> Vec<T> {
+        let of = |(window, failed): (_, &mut Option<String>)| {
+            read(window).unwrap_or_else(|| {
+                *failed = Some("the window ends before its episode does".into());
+                none(window)
+            })
+        };
         self.windows.iter().zip(&mut *self.failed).map(of).collect()
     }
 
     /// The steps of each window, at most `most`; none of one that fails.
     pub(super) fn steps(&mut self, most: usize) -> Vec<Steps<'a>> {
-        let steps = self.read(|window| window.steps(most)).into_iter().zip(self.windows);
-        let none = |window| Steps { window, counted: 0, all: 0, terminated: false, observations: 0 };
-        steps.map(|(steps, &window)| steps.unwrap_or_else(|| none(window))).collect()
+        let none = |&window: &_| Steps { window, counted: 0, all: 0, terminated: false, observations: 0 };
+        self.read(|window| window.steps(most), none)
     }
 
     /// Fills the next arrays: calls `fill` with the number of each item and its bytes in each of them, unless the item failed before.
@@ -80,6 +87,28 @@ impl<'a> Items<'_, 'a> {
             let values = parts.each_mut().map(|part| part.next().unwrap_or_default());
             if failed.is_none() {
                 *failed = fill(item, values).err();
+            }
+        }
+    }
+
+    /// Fills the next array with a column's value in one row of each window; with zeros where `row` gives none.
+    pub(super) fn fill_values(
+        &mut self,
+        unpacker: &mut Unpacker<'a>,
+        column: usize,
+        row: impl Fn(usize) -> Option<SampledRow<'a>>,
+    ) {
+        let Some(raw) = unpacker.raw(column) else {
+            return self.fill_next(|item, [value]| match row(item) {
+                Some(row) => unpacker.unpack(row, column, value),
+                None => Ok(value.fill(0)),
+            });
+        };
+        let array = self.arrays.next().unwrap_or_default();
+        for (item, value) in array.chunks_exact_mut(raw.len()).enumerate() {
+            match row(item) {
+                Some(row) => unpacker.copies.copy(&row.fields()[raw.clone()], value),
+                None => value.fill(0),
             }
         }
     }

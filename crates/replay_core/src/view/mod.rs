@@ -167,16 +167,14 @@ impl Decoder {
         }
         let mut parts = batch::split(&specs, windows.len(), &mut buffer);
 
-        let len = windows.len() - failed.len();
-        let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
-        let mut failed = failed.into_iter().peekable();
-        for position in 0..windows.len() {
-            let item = order.as_ref().map_or(position, |order| order[position]);
-            match failed.next_if(|(failed, _)| *failed == position) {
-                Some((_, reason)) => rejected.push(Rejected { id: sampled.items[item].id, item, reason }),
-                None => items.push(item),
-            }
-        }
+        let mut items = order.unwrap_or_else(|| (0..windows.len()).collect());
+        // The last ones first: the places of the others stay.
+        let reject = |(place, reason)| {
+            let item = items.remove(place);
+            Rejected { id: sampled.items[item].id, item, reason }
+        };
+        let rejected = failed.into_iter().rev().map(reject).collect();
+        let len = items.len();
         let kept = items.iter().map(|&item| &sampled.items[item]);
         let probabilities = kept.clone().map(|item| item.probability);
         let weights = importance_weights(probabilities.clone(), sampled.min_probability, beta, self.normalization)?;

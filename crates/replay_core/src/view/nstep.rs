@@ -77,7 +77,7 @@ impl ArraysOfView for NStepView {
         if self.parts.iter().all(|part| self.n() >= part.stack) {
             return false;
         }
-        let mut steps = windows.iter().filter_map(|window| window.steps(self.n()).ok());
+        let mut steps = windows.iter().filter_map(|window| window.steps(self.n()));
         steps.any(|steps| self.distance(&steps) < self.n())
     }
 
@@ -102,7 +102,7 @@ impl ArraysOfView for NStepView {
         if self.ragged_parts.is_empty() && self.ragged_others.is_empty() {
             return Vec::new();
         }
-        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.n()).ok()).collect();
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.n())).collect();
         let of = |name: &str, column: usize, distance: &dyn Fn(&Steps<'a>) -> usize| {
             let rows = steps.iter().map(|steps| steps.and_then(|steps| steps.observation(distance(&steps))));
             RaggedArray::of_values(layout, name, column, rows)
@@ -132,6 +132,10 @@ impl ArraysOfView for NStepView {
                         false => following(item, slot - shift),
                     })
                 }),
+                None if part.stack == 1 && unpacker.raw(column).is_some() => {
+                    items.fill_values(unpacker, column, |item| steps[item].observation(0));
+                    items.fill_values(unpacker, column, |item| steps[item].observation(self.distance(&steps[item])));
+                }
                 // Both of an item, since they may have the same key row.
                 None => items.fill_next(|item, [slots, next_slots]| {
                     let window = &windows[item];
@@ -152,7 +156,7 @@ impl ArraysOfView for NStepView {
             Ok(())
         });
         for &column in &self.others {
-            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_values(unpacker, column, |item| Some(steps[item].row(0)));
         }
     }
 

@@ -88,7 +88,7 @@ impl ArraysOfView for SequenceView {
         if parts.is_empty() && state.is_empty() && others.is_empty() {
             return Vec::new();
         }
-        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.steps()).ok()).collect();
+        let steps: Vec<_> = windows.iter().map(|window| window.steps(self.steps())).collect();
         let name = |column: usize| layout.columns[column].column.name.as_str();
         let of_steps =
             |name: &str, column: usize, slots: usize, row: &dyn Fn(Steps<'a>, usize) -> Option<SampledRow<'a>>| {
@@ -138,7 +138,7 @@ impl ArraysOfView for SequenceView {
             });
         }
         for &column in &self.state {
-            items.fill_next(|item, [value]| unpacker.unpack(steps[item].row(0), column, value));
+            items.fill_values(unpacker, column, |item| Some(steps[item].row(0)));
         }
         for &column in &self.others {
             let bytes = unpacker.bytes(column);

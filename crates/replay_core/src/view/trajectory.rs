@@ -2,7 +2,7 @@
 
 use super::Trajectory;
 use super::batch::ArraySpec;
-use super::decode::{Decoded, SampledRow, SampledWindow, Unpacker};
+use super::decode::{SampledRow, SampledWindow, Unpacker};
 use super::fill::{ArraysOfView, Items};
 use super::ragged::RaggedArray;
 use crate::chunk::RowLayout;
@@ -61,8 +61,8 @@ impl TrajectoryView {
         &BITS[..BITS.len() - usize::from(!observed)]
     }
 
-    /// The steps of a window up to the end of its episode (or life), at most `max_steps`.
-    fn item<'a>(&self, window: &SampledWindow<'a>) -> Decoded<Item<'a>> {
+    /// The steps of a window up to the end of its episode (or life), at most `max_steps`; `None` where it ends before.
+    fn item<'a>(&self, window: &SampledWindow<'a>) -> Option<Item<'a>> {
         let most = usize::from(self.spec.max_steps);
         let (mut steps, mut last) = (0, None);
         while steps < most
@@ -75,9 +75,9 @@ impl TrajectoryView {
         match last {
             Some(last) if last.has(END) || steps == most && following.is_some() => {
                 let begins = window.row(-1).is_none_or(|before| before.has(END | flags::FINAL));
-                Ok(Item { window: *window, steps, last, following, begins })
+                Some(Item { window: *window, steps, last, following, begins })
             }
-            _ => Err("the window ends before its episode does".into()),
+            _ => None,
         }
     }
 }
@@ -91,7 +91,7 @@ impl ArraysOfView for TrajectoryView {
     }
 
     fn ragged<'a>(&self, layout: &RowLayout, windows: &[SampledWindow<'a>]) -> Vec<RaggedArray<'a>> {
-        let items: Vec<_> = windows.iter().map(|window| self.item(window).ok()).collect();
+        let items: Vec<_> = windows.iter().map(|window| self.item(window)).collect();
         let rows = items.iter().map(|item| {
             let steps = item.as_ref().map_or(0, |item| item.steps);
             (0..steps).map(move |step| item.as_ref().and_then(|item| item.window.row(step as isize)))
@@ -109,7 +109,7 @@ impl ArraysOfView for TrajectoryView {
     }
 
     fn fill<'a>(&self, unpacker: &mut Unpacker<'a>, items: &mut Items<'_, 'a>, _short: bool) {
-        let read = items.read(|window| self.item(window));
+        let read = items.read(|window| self.item(window).map(Some), |_| None);
         for (_, bit) in self.bits() {
             items.fill_next(|item, [value]| {
                 value[0] = read[item].as_ref().is_some_and(bit).into();
@@ -117,13 +117,7 @@ impl ArraysOfView for TrajectoryView {
             });
         }
         for (column, _) in &self.following {
-            items.fill_next(|item, [value]| {
-                match read[item].as_ref().and_then(|item| item.following) {
-                    Some(row) => unpacker.unpack(row, *column, value)?,
-                    None => value.fill(0),
-                }
-                Ok(())
-            });
+            items.fill_values(unpacker, *column, |item| read[item].as_ref().and_then(|item| item.following));
         }
     }
 }
