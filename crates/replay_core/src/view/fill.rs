@@ -91,26 +91,25 @@ impl<'a> Items<'_, 'a> {
         }
     }
 
-    /// Fills the next array with a column's value in one row of each window; with zeros where `row` gives none.
+    /// Fills the next array with values of a column: that of `row` for each item and slot, zeros where it gives none.
     pub(super) fn fill_values(
         &mut self,
         unpacker: &mut Unpacker<'a>,
         column: usize,
-        row: impl Fn(usize) -> Option<SampledRow<'a>>,
+        row: impl Fn(usize, usize) -> Option<SampledRow<'a>>,
     ) {
-        let Some(raw) = unpacker.raw(column) else {
-            return self.fill_next(|item, [value]| match row(item) {
-                Some(row) => unpacker.unpack(row, column, value),
-                None => Ok(value.fill(0)),
-            });
-        };
-        let array = self.arrays.next().unwrap_or_default();
-        for (item, value) in array.chunks_exact_mut(raw.len()).enumerate() {
-            match row(item) {
-                Some(row) => unpacker.copies.copy(&row.fields()[raw.clone()], value),
-                None => value.fill(0),
-            }
-        }
+        let (bytes, raw) = (unpacker.bytes(column), unpacker.raw(column));
+        self.fill_next(|item, [values]| {
+            let mut slots = values.chunks_exact_mut(bytes).enumerate();
+            slots.try_for_each(|(slot, value)| {
+                match (row(item, slot), &raw) {
+                    (Some(row), Some(raw)) => unpacker.copies.copy(&row.fields()[raw.clone()], value),
+                    (Some(row), None) => unpacker.unpack(row, column, value)?,
+                    (None, _) => value.fill(0),
+                }
+                Ok(())
+            })
+        });
     }
 }
 

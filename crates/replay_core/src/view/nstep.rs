@@ -133,8 +133,8 @@ impl ArraysOfView for NStepView {
                     })
                 }),
                 None if part.stack == 1 && unpacker.raw(column).is_some() => {
-                    items.fill_values(unpacker, column, |item| steps[item].observation(0));
-                    items.fill_values(unpacker, column, |item| steps[item].observation(self.distance(&steps[item])));
+                    items.fill_values(unpacker, column, |item, _| steps[item].observation(0));
+                    items.fill_values(unpacker, column, |item, _| steps[item].observation(self.distance(&steps[item])));
                 }
                 // Both of an item, since they may have the same key row.
                 None => items.fill_next(|item, [slots, next_slots]| {
@@ -156,7 +156,7 @@ impl ArraysOfView for NStepView {
             Ok(())
         });
         for &column in &self.others {
-            items.fill_values(unpacker, column, |item| Some(steps[item].row(0)));
+            items.fill_values(unpacker, column, |item, _| Some(steps[item].row(0)));
         }
     }
 

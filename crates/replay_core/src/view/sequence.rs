@@ -138,15 +138,10 @@ impl ArraysOfView for SequenceView {
             });
         }
         for &column in &self.state {
-            items.fill_values(unpacker, column, |item| Some(steps[item].row(0)));
+            items.fill_values(unpacker, column, |item, _| Some(steps[item].row(0)));
         }
         for &column in &self.others {
-            let bytes = unpacker.bytes(column);
-            items.fill_next(|item, [values]| {
-                values[steps[item].all * bytes..].fill(0);
-                let mut values = (0..steps[item].all).zip(values.chunks_exact_mut(bytes));
-                values.try_for_each(|(step, value)| unpacker.unpack(steps[item].row(step), column, value))
-            });
+            items.fill_values(unpacker, column, |item, step| (step < steps[item].all).then(|| steps[item].row(step)));
         }
     }
 
@@ -203,16 +198,7 @@ impl ArraysOfView for Window {
             });
         }
         for column in unpacker.fixed_columns() {
-            let bytes = unpacker.bytes(column);
-            items.fill_next(|item, [values]| {
-                for (slot, value) in values.chunks_exact_mut(bytes).enumerate() {
-                    match row(item, slot) {
-                        Some(row) => unpacker.unpack(row, column, value)?,
-                        None => value.fill(0),
-                    }
-                }
-                Ok(())
-            });
+            items.fill_values(unpacker, column, row);
         }
     }
 }

@@ -117,7 +117,7 @@ impl ArraysOfView for TrajectoryView {
             });
         }
         for (column, _) in &self.following {
-            items.fill_values(unpacker, *column, |item| read[item].as_ref().and_then(|item| item.following));
+            items.fill_values(unpacker, *column, |item, _| read[item].as_ref().and_then(|item| item.following));
         }
     }
 }
