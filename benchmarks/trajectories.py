@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Semaphore
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from benchmarks.crew import Crew
 from benchmarks.systems.queues import BATCH, BLOCKS, Block, Trajectory, blocks, split
+
+if TYPE_CHECKING:
+    import psutil
 
 SIZE = 4_096
 """Trajectories that a queue holds: 134 MB."""
@@ -142,6 +144,9 @@ def _consume(system: str, address: Any, free: Semaphore, pipe: Connection) -> No
 
 def _processes() -> list[psutil.Process]:
     """This process and all that it has started."""
+    # Not at the top: the environments of other tasks' peers lack it.
+    import psutil
+
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,12 @@ def test_bytes_have_a_goal_of_their_own(
 
 def test_every_benchmark_of_this_project_has_a_goal() -> None:
     assert [each.name for each in BENCHMARKS if not each.goals] == ["limits"]
+
+
+def test_peers_without_our_packages_run_the_tasks() -> None:
+    absent = ["psutil", "torch", "gymnasium", "innet_drl", "loguru"]
+    script = f"import sys; sys.modules.update(dict.fromkeys({absent})); import benchmarks.worker"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_results_make_no_commit_dirty(tmp_path: Path) -> None:
