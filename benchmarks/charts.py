@@ -64,7 +64,7 @@ def learning(record: Path, path: Path) -> None:
 
 def growth(of: dict[str, list[Line]], path: Path) -> None:
     """Draws cost over size for each axis, with the expected slope."""
-    columns = 4
+    columns = 5
     with pictures.drawing(path, 13, 6.4, STYLE) as figure:
         places = figure.subplots(-(-len(AXES) // columns), columns, squeeze=False)
         for place in places.flat[len(AXES) :]:

@@ -42,6 +42,23 @@ AXES = (
     Axis("tree_batch", "batch; sample and rewrite in a tree of 2^20", "Tree", "batch", BATCHES, 1.0),
     Axis("batch", "batch; sample in process", "SampleInProcess", "batch", BATCHES, 1.0),
     Axis("batch_remote", "batch; sample over loopback", "Sample", "batch", BATCHES, 1.0),
+    Axis(
+        "rows",
+        "small rows in a memory in process; sample 256 and rewrite",
+        "Vectors",
+        "items",
+        tuple(1 << power for power in (16, 18, 20, 22, 24)),
+        0.0,
+    ),
+    Axis(
+        "rows_batch",
+        "batch; sample of 2^20 small rows in process and rewrite",
+        "Vectors",
+        "batch",
+        tuple(1 << power for power in (4, 6, 8, 10, 12, 14, 16)),
+        1.0,
+        {"items": 1 << 20},
+    ),
     Axis("window", "steps of a sequence; sample 64", "Windows", "length", (5, 10, 20, 40, 80), 1.0, {"batch": 64}),
     Axis("frame", "pixels across a frame; sample 128", "Windows", "side", (21, 42, 84, 168, 336), 2.0, {"batch": 128}),
     Axis(
@@ -57,14 +74,18 @@ AXES = (
 )
 
 
-def growth(rounds: int = 3, seconds: float = 1.0) -> None:
-    """Costs over items, batch, window, frame and connections, and the exponent that each grows with.
+def growth(axes: tuple[str, ...] = tuple(axis.name for axis in AXES), rounds: int = 3, seconds: float = 1.0) -> None:
+    """Costs over items, rows, batch, window, frame and connections, and the exponent that each grows with.
 
     Args:
+        axes: Names of the axes.
         rounds: Turns of each value.
         seconds: Length of a turn.
     """
-    for axis in AXES:
+    known = {axis.name: axis for axis in AXES}
+    if unknown := set(axes) - set(known):
+        raise SystemExit(f"--axes has no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
+    for axis in map(known.__getitem__, axes):
         entries = [
             Entry(str(value), "innet", axis.task, {**axis.settings, axis.setting: value}) for value in axis.values
         ]

@@ -144,7 +144,7 @@ def _consume(system: str, address: Any, free: Semaphore, pipe: Connection) -> No
 
 def _processes() -> list[psutil.Process]:
     """This process and all that it has started."""
-    # Not at the top: the environments of other tasks' peers lack it.
+    # `psutil` is imported here, as the environments of peers lack it.
     import psutil
 
     return [psutil.Process(), *psutil.Process().children(recursive=True)]

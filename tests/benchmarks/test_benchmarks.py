@@ -199,7 +199,7 @@ def test_every_benchmark_of_this_project_has_a_goal() -> None:
 def test_peers_without_our_packages_run_the_tasks() -> None:
     absent = ["psutil", "torch", "gymnasium", "innet_drl", "loguru"]
     script = f"import sys; sys.modules.update(dict.fromkeys({absent})); import benchmarks.worker"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_results_make_no_commit_dirty(tmp_path: Path) -> None:

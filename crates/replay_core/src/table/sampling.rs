@@ -155,8 +155,8 @@ impl<'a> Sampling<'a> {
         Ok(first_total)
     }
 
-    /// Takes sampled leaves in stages, each [`AHEAD`] leaves behind the one before it, so that cache misses overlap with each other and with
-    /// the copies: metadata, slot of the chunk, chunk, rows.
+    /// Takes sampled leaves in four stages that prefetch (metadata, slot of the chunk, chunk, rows) and one that copies. A stage is [`AHEAD`]
+    /// leaves behind the one before it, so that cache misses overlap with each other and with the copies.
     fn take_in_stages(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         let mut candidates: VecDeque<Candidate<'a>> = VecDeque::with_capacity(4 * AHEAD);
@@ -178,7 +178,9 @@ impl<'a> Sampling<'a> {
             if let Some(leaf) = leaf_of(2) {
                 let candidate = &mut candidates[leaf - taken];
                 candidate.oldest = chunks.pin(candidate.metadata.oldest);
-                candidate.oldest.iter().for_each(|chunk| prefetch(&chunk.packed));
+                if let Some(chunk) = &candidate.oldest {
+                    prefetch::<StoredChunk>(chunk);
+                }
             }
             if let Some(leaf) = leaf_of(3)
                 && let Candidate { oldest: Some(chunk), metadata, .. } = &candidates[leaf - taken]
@@ -334,11 +336,11 @@ impl<'a> Sampling<'a> {
         follows
     }
 
-    /// Checks that the item's writer has windows as wide as the request. The item's own window is never wider.
+    /// Checks that the request is within the windows of the item's writer. An item's window is never wider than these.
     fn check_view(&self, item: &ItemRows, chunk: &StoredChunk) -> Result<()> {
         let (request, writer) = (self.request, &chunk.writer);
         let is_within = |before, after| request.before <= before && request.after <= after;
-        // In this order: most samples need no other cache line.
+        // The item's window comes first: most samples then do not read the writer.
         if is_within(item.before, item.after) || is_within(writer.window_before, writer.window_after) {
             return Ok(());
         }

@@ -24,7 +24,7 @@ const NO_CHUNK: u64 = u64::MAX;
 
 /// Reserved capacity of a chunk for items beyond one per row: those whose observation stack is cut at an episode's start.
 /// With longer stacks the list may grow under the insert lock where an episode begins with its chunk.
-const EXTRA_ITEMS: usize = 8;
+const EXTRA_ITEMS: usize = 12;
 
 /// The chunks of a table. Boxed, so that a free slot takes no more than a pointer.
 pub type Chunks = Slab<Box<StoredChunk>>;
@@ -32,9 +32,7 @@ pub type Chunks = Slab<Box<StoredChunk>>;
 /// A chunk that stays while it is read.
 pub type PinnedChunk<'a> = Pinned<'a, Box<StoredChunk>>;
 
-/// Steps of one stream, immutable but for the link to the chunk that continues them, and the items that die with them. The first cache line
-/// is what a sample of one chunk reads.
-#[repr(C, align(64))]
+/// Steps of one stream, immutable but for the link to the chunk that continues them, and the items that die with them.
 pub struct StoredChunk {
     pub packed: PackedRows,
     pub writer: Arc<WriterIdentity>,

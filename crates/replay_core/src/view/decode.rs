@@ -28,7 +28,7 @@ pub(super) struct Unpacker<'a> {
     keys: Vec<KeyValue<'a>>,
     /// A value on its way into a streamed batch, which is written once.
     value: Vec<u8>,
-    pub(super) copies: Copies,
+    copies: Copies,
 }
 
 /// An unpacked value of a key row.
@@ -60,7 +60,22 @@ impl<'a> Unpacker<'a> {
         }
     }
 
+    /// Unpacks a column's value of a row, or zeros without a row, into `out`, which has exactly its size.
+    #[inline(always)]
+    pub(super) fn unpack_or_zeros(
+        &mut self,
+        row: Option<SampledRow<'a>>,
+        column: usize,
+        out: &mut [u8],
+    ) -> Decoded<()> {
+        match row {
+            Some(row) => self.unpack(row, column, out),
+            None => Ok(out.fill(0)),
+        }
+    }
+
     /// Unpacks one value into `out`, which has exactly its size.
+    #[inline(always)]
     pub(super) fn unpack(&mut self, row: SampledRow<'a>, column: usize, out: &mut [u8]) -> Decoded<()> {
         let layout = &self.layout.columns[column];
         match layout.location {

@@ -58,7 +58,8 @@ pub(super) struct Items<'b, 'a> {
 }
 
 impl<'a> Items<'_, 'a> {
-    /// What `read` makes of each window, or `none`. Where that is nothing, the item fails: its window ends before its episode does.
+    /// What `read` makes of each window. An item of which it makes nothing fails, since its window ends before its episode does, and has the
+    /// value of `none`.
     pub(super) fn read<T>(
         &mut self,
         read: impl Fn(&SampledWindow<'a>) -> Option<T>,
@@ -91,24 +92,17 @@ impl<'a> Items<'_, 'a> {
         }
     }
 
-    /// Fills the next array with values of a column: that of `row` for each item and slot, zeros where it gives none.
+    /// Fills the next array with values of a column: those of the row that `row` gives for each item and slot, zeros where it gives none.
     pub(super) fn fill_values(
         &mut self,
         unpacker: &mut Unpacker<'a>,
         column: usize,
         row: impl Fn(usize, usize) -> Option<SampledRow<'a>>,
     ) {
-        let (bytes, raw) = (unpacker.bytes(column), unpacker.raw(column));
+        let bytes = unpacker.bytes(column);
         self.fill_next(|item, [values]| {
             let mut slots = values.chunks_exact_mut(bytes).enumerate();
-            slots.try_for_each(|(slot, value)| {
-                match (row(item, slot), &raw) {
-                    (Some(row), Some(raw)) => unpacker.copies.copy(&row.fields()[raw.clone()], value),
-                    (Some(row), None) => unpacker.unpack(row, column, value)?,
-                    (None, _) => value.fill(0),
-                }
-                Ok(())
-            })
+            slots.try_for_each(|(slot, value)| unpacker.unpack_or_zeros(row(item, slot), column, value))
         });
     }
 }

@@ -168,12 +168,12 @@ impl Decoder {
         let mut parts = batch::split(&specs, windows.len(), &mut buffer);
 
         let mut items = order.unwrap_or_else(|| (0..windows.len()).collect());
-        // The last ones first: the places of the others stay.
-        let reject = |(place, reason)| {
-            let item = items.remove(place);
+        let reject = |(place, reason): (usize, String)| {
+            let item = std::mem::replace(&mut items[place], usize::MAX);
             Rejected { id: sampled.items[item].id, item, reason }
         };
-        let rejected = failed.into_iter().rev().map(reject).collect();
+        let rejected = failed.into_iter().map(reject).collect();
+        items.retain(|&item| item < usize::MAX);
         let len = items.len();
         let kept = items.iter().map(|&item| &sampled.items[item]);
         let probabilities = kept.clone().map(|item| item.probability);

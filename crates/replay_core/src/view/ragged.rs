@@ -167,13 +167,7 @@ impl<'a> RaggedArray<'a> {
         }
         if !self.is_ragged {
             let mut values = self.rows[rows].iter().zip(values.chunks_exact_mut(self.element_bytes));
-            return values.try_for_each(|(row, value)| match row {
-                Some(row) => unpacker.unpack(*row, self.column, value),
-                None => {
-                    value.fill(0);
-                    Ok(())
-                }
-            });
+            return values.try_for_each(|(row, value)| unpacker.unpack_or_zeros(*row, self.column, value));
         }
         for row in rows {
             let value = values.split_off_mut(..self.counts[row] * self.element_bytes).unwrap_or_default();
