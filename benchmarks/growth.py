@@ -72,9 +72,10 @@ AXES = (
         cost=lambda each: 1e6 * each["server_cpu_s"] / each["count"],
     ),
 )
+NAMED = {axis.name: axis for axis in AXES}
 
 
-def growth(axes: tuple[str, ...] = tuple(axis.name for axis in AXES), rounds: int = 3, seconds: float = 1.0) -> None:
+def growth(axes: tuple[str, ...] = tuple(NAMED), rounds: int = 3, seconds: float = 1.0) -> None:
     """Costs over items, rows, batch, window, frame and connections, and the exponent that each grows with.
 
     Args:
@@ -82,10 +83,9 @@ def growth(axes: tuple[str, ...] = tuple(axis.name for axis in AXES), rounds: in
         rounds: Turns of each value.
         seconds: Length of a turn.
     """
-    known = {axis.name: axis for axis in AXES}
-    if unknown := set(axes) - set(known):
-        raise SystemExit(f"--axes has no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
-    for axis in map(known.__getitem__, axes):
+    if unknown := set(axes) - set(NAMED):
+        raise SystemExit(f"--axes has no {', '.join(sorted(unknown))}; it takes {', '.join(NAMED)}")
+    for axis in map(NAMED.__getitem__, axes):
         entries = [
             Entry(str(value), "innet", axis.task, {**axis.settings, axis.setting: value}) for value in axis.values
         ]

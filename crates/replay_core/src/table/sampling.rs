@@ -205,13 +205,8 @@ impl<'a> Sampling<'a> {
         let Table { items, chunks, .. } = &**self.table;
         order.offer(self.batch.reserved, |id| {
             let metadata = items.metadata(id.slot);
-            self.take(Candidate {
-                id,
-                units: EQUAL_MASS,
-                probability: 1.0,
-                metadata,
-                oldest: chunks.pin(metadata.oldest),
-            })
+            let oldest = chunks.pin(metadata.oldest);
+            self.take(Candidate { id, units: EQUAL_MASS, probability: 1.0, metadata, oldest })
         })
     }
 
@@ -245,10 +240,7 @@ impl<'a> Sampling<'a> {
             after += 1;
         }
         self.items.push(SampledItem {
-            id: match base::planted!(ForeignId) {
-                true => u64::from(id.slot),
-                false => items.id_bits(id),
-            },
+            id: if base::planted!(ForeignId) { id.slot.into() } else { items.id_bits(id) },
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,
@@ -259,10 +251,7 @@ impl<'a> Sampling<'a> {
         self.batch.claims.push(claim);
         self.batch.reserved -= 1;
         self.copy()?;
-        Ok(match items.is_last(&claim) {
-            true => Taken::Last,
-            false => Taken::Again,
-        })
+        Ok(if items.is_last(&claim) { Taken::Last } else { Taken::Again })
     }
 
     /// The oldest version of the pinned rows, in a table that names parameters.

@@ -1,7 +1,5 @@
 //! Rows and blobs of a sampled batch, unpacked with every bound checked, since a server's reply is not trusted.
 
-use std::ops::Range;
-
 use super::Padding;
 use super::batch::Copies;
 use crate::chunk::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
@@ -51,13 +49,8 @@ impl<'a> Unpacker<'a> {
         self.layout.fixed_columns()
     }
 
-    /// Where a row has a column's value, unless that is a blob.
-    pub(super) fn raw(&self, column: usize) -> Option<Range<usize>> {
-        let layout = &self.layout.columns[column];
-        match layout.location {
-            ValueLocation::Row(offset) => Some(offset..offset + layout.bytes),
-            ValueLocation::Blob(_) => None,
-        }
+    pub(super) fn is_raw(&self, column: usize) -> bool {
+        matches!(self.layout.columns[column].location, ValueLocation::Row(_))
     }
 
     /// Unpacks a column's value of a row, or zeros without a row, into `out`, which has exactly its size.
@@ -68,10 +61,11 @@ impl<'a> Unpacker<'a> {
         column: usize,
         out: &mut [u8],
     ) -> Decoded<()> {
-        match row {
-            Some(row) => self.unpack(row, column, out),
-            None => Ok(out.fill(0)),
-        }
+        let Some(row) = row else {
+            out.fill(0);
+            return Ok(());
+        };
+        self.unpack(row, column, out)
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -115,13 +109,13 @@ impl<'a> Unpacker<'a> {
 
     #[inline(always)]
     pub(super) fn number(&mut self, row: SampledRow<'a>, column: usize) -> Decoded<f64> {
-        if let Some(raw) = self.raw(column) {
-            return Ok(self.layout.columns[column].column.dtype.read(&row.parts.fields[raw]));
+        let layout = &self.layout.columns[column];
+        if let ValueLocation::Row(offset) = layout.location {
+            return Ok(layout.column.dtype.read(&row.parts.fields[offset..offset + layout.bytes]));
         }
-        let mut bytes = [0; 8];
-        let value = &mut bytes[..self.bytes(column)];
-        self.unpack(row, column, value)?;
-        Ok(self.layout.columns[column].column.dtype.read(value))
+        let mut value = vec![0; layout.bytes];
+        self.unpack(row, column, &mut value)?;
+        Ok(layout.column.dtype.read(&value))
     }
 
     fn unpack_blob(&mut self, row: SampledRow<'a>, number: usize, codec: Codec, out: &mut [u8]) -> Decoded<()> {

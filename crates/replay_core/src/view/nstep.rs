@@ -133,7 +133,7 @@ impl ArraysOfView for NStepView {
                     })
                 }),
                 // Raw values have no key row, and one observation has no padding.
-                None if part.stack == 1 && unpacker.raw(column).is_some() => {
+                None if part.stack == 1 && unpacker.is_raw(column) => {
                     items.fill_values(unpacker, column, |item, _| steps[item].observation(0));
                     items.fill_values(unpacker, column, |item, _| steps[item].observation(self.distance(&steps[item])));
                 }
