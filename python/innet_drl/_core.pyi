@@ -834,7 +834,7 @@ class Replay(_ContextManager):
         An episode of more than 256 MB comes in parts, whose `first` begins with false but for the first one.
 
         `writer.extend(**{name: array[:, None] for name, array in episode.items()})` writes an episode to another
-        table; see `innet_drl.datasets` for files.
+        table; each part of a dictionary takes `[:, None]`, and a `Ragged` nothing. Files: `innet_drl.datasets`.
 
         Args:
             table: The table's name.
