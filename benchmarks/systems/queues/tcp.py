@@ -1,8 +1,8 @@
-"""Plain TCP, the machine's limit: blocks from two sockets in turn into one buffer. Nothing is stored."""
+"""Plain TCP, the machine's limit: blocks from two sockets into one buffer. Nothing is stored."""
 
 from __future__ import annotations
 
-import itertools
+import select
 import socket
 from collections.abc import Callable, Iterator
 
@@ -34,10 +34,16 @@ def consume(address: Address) -> Iterator[list[Trajectory]]:
 
 def _batches(listener: socket.socket) -> Iterator[list[Trajectory]]:
     buffers = {name: np.zeros(BATCH * LONGEST, dtype) for name, dtype in PARTS.items()}
-    for source in itertools.cycle([listener.accept()[0] for _ in range(2)]):
+    for source in _ready([listener.accept()[0] for _ in range(2)]):
         counts, block = {"numbers": BATCH, "offsets": BATCH + 1}, Block()
         for name, buffer in buffers.items():
             block[name] = buffer[: counts.get(name) or int(block["offsets"][-1])]
             got = source.recv_into(block[name].data, flags=socket.MSG_WAITALL)
             assert got == block[name].nbytes, "a producer has left"
         yield split(block)
+
+
+def _ready(sources: list[socket.socket]) -> Iterator[socket.socket]:
+    """Sockets with a block; not in turn, since one producer may have taken all free places for its blocks."""
+    while True:
+        yield from select.select(sources, [], [])[0]
