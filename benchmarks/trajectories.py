@@ -101,7 +101,7 @@ def source_of(producer: int) -> list[Block]:
 
 
 def _produce(system: str, address: Any, free: Semaphore, index: int, pipe: Connection) -> None:
-    """Puts as many blocks as it is told, and answers with their bytes. A negative number of blocks has no end."""
+    """A producer. The pipe brings numbers of blocks to put, and gets their bytes; a negative number has no end."""
 
     def source() -> Iterator[Block]:
         # Made before the memory is measured.

@@ -21,7 +21,7 @@ pub struct PyLease {
     pub closing: Option<Closing>,
     pub table: String,
     pub number: u64,
-    /// Whether a lease of this iterator was over at its acknowledgement: those of batches ahead may be, too. Relaxed: a hint.
+    /// Set by an acknowledgement that came after its lease: leases of batches ahead may be over, too. Relaxed: a hint.
     pub lost: Arc<AtomicBool>,
 }
 

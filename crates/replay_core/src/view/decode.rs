@@ -113,9 +113,10 @@ impl<'a> Unpacker<'a> {
         if let ValueLocation::Row(offset) = layout.location {
             return Ok(layout.column.dtype.read(&row.parts.fields[offset..offset + layout.bytes]));
         }
-        let mut value = vec![0; layout.bytes];
-        self.unpack(row, column, &mut value)?;
-        Ok(layout.column.dtype.read(&value))
+        let mut bytes = [0; 8];
+        let value = &mut bytes[..layout.bytes];
+        self.unpack(row, column, value)?;
+        Ok(layout.column.dtype.read(value))
     }
 
     fn unpack_blob(&mut self, row: SampledRow<'a>, number: usize, codec: Codec, out: &mut [u8]) -> Decoded<()> {

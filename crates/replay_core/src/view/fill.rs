@@ -92,7 +92,7 @@ impl<'a> Items<'_, 'a> {
         }
     }
 
-    /// Fills the next array with values of a column: those of the row that `row` gives for each item and slot, zeros where it gives none.
+    /// Fills the next array with a column's values. `row` gives the row of an item's slot; a slot without a row has zeros.
     pub(super) fn fill_values(
         &mut self,
         unpacker: &mut Unpacker<'a>,

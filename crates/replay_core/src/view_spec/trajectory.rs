@@ -47,7 +47,7 @@ impl Trajectory {
     pub(super) const MOST_STEPS: u16 = u16::MAX - 1;
     const OBSERVATION: &str = "observation";
 
-    /// The parts of the observation; none in a table whose steps are not those of an environment.
+    /// The parts of the observation. A table without a column of this name has none, such as one of rollouts.
     pub(crate) fn parts(&self, config: &TableConfig) -> Result<Vec<Part>> {
         let mut columns = config.columns.iter();
         if self.observation == Self::OBSERVATION && !columns.any(|column| has_column(&self.observation, &column.name)) {
