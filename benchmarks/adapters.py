@@ -13,10 +13,12 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from tensordict import TensorDict
+from tianshou.data import Batch, PrioritizedReplayBuffer
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 
 from benchmarks import report
 from innet_drl.sb3 import InnetReplayBuffer
+from innet_drl.tianshou import InnetPrioritizedReplayBuffer
 from innet_drl.torchrl import InnetReplayBuffer as TensorDictBuffer
 from innet_drl.torchrl import InnetSampler
 
@@ -38,7 +40,7 @@ def adapters(items: int = 1 << 20, turns: int = 25, calls: int = 40) -> None:
         calls: Calls of a turn.
     """
     torch.set_num_threads(2)
-    for framework, compared in (("sb3", _sb3), ("torchrl", _torchrl)):
+    for framework, compared in (("sb3", _sb3), ("torchrl", _torchrl), ("tianshou", _tianshou)):
         for name, (own, ours) in compared(items).items():
             times: dict[str, list[float]] = {"own": [], "ours": []}
             for _ in range(turns):
@@ -100,12 +102,31 @@ def _torchrl(items: int) -> dict[str, tuple[Call, Call]]:
         batch = buffer.sample(count)
         return call
 
+    def added(buffer: Any) -> Call:
+        return lambda: buffer.add(step)
+
+    step = _transitions(1)[0]
     found: dict[str, tuple[Call, Call]] = {}
     for by, buffer in ours.items():
         for count in (64, 256, 512):
             found[f"sample({count}){by}"] = sampled(own, count), sampled(buffer, count)
             found[f"update({count}){by}"] = updated(own, count), updated(buffer, count)
+        found[f"add{by}"] = added(own), added(buffer)
     return found
+
+
+def _tianshou(items: int) -> dict[str, tuple[Call, Call]]:
+    kinds = (PrioritizedReplayBuffer, InnetPrioritizedReplayBuffer)
+    own, ours = (kind(items, alpha=ALPHA, beta=BETA) for kind in kinds)
+    observation = np.random.default_rng(0).standard_normal(OBSERVATION, np.float32)
+    step = Batch(
+        obs=observation, act=np.zeros(ACTION), rew=1.0, terminated=False, truncated=False, obs_next=observation, info={}
+    )
+
+    def added(buffer: Any) -> Call:
+        return lambda: buffer.add(step)
+
+    return {"add": (added(own), added(ours))}
 
 
 def _transitions(count: int) -> TensorDict:

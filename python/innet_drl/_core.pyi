@@ -140,6 +140,8 @@ class Batch:
         """
     @property
     def _lease(self) -> _Lease | None: ...
+    @property
+    def _copied(self) -> Any: ...
     def keys(self) -> list[str]:
         """Names of the arrays and structures, so that `**batch` passes them."""
     def values(self) -> list[Any]:
@@ -758,10 +760,10 @@ class Replay(_ContextManager):
         """Samples batches repeatedly, decoding ahead of the reader.
 
         The arguments are those of `sample`, for each batch. A function `beta` is called before every batch, and applies
-        to batches not decoded yet. Batches of torch tensors come from a `innet_drl.torch_batches.TorchBatches`, which
-        copies them to a CUDA device while it computes. With `allow_short` they are sampled when `next` is called, not
-        ahead. `timeout` is that of each `next`, and the wait of `writers_timeout` begins with the last batch, also over
-        several calls of `next`.
+        to batches not decoded yet. Batches of torch tensors come from a `innet_drl.torch_batches.TorchBatches`; their
+        copies to a CUDA device begin when they are decoded. With `allow_short` they are sampled when `next` is called,
+        not ahead. `timeout` is that of each `next`, and the wait of `writers_timeout` begins with the last batch, also
+        over several calls of `next`.
 
         `prefetch` is the number of batches decoded ahead, 0 to 1024. With 0 `next` samples on demand, so that a batch
         follows every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead

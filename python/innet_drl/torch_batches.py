@@ -2,13 +2,14 @@
 
 On the CPU the tensors share the memory of the NumPy arrays. For a CUDA device a batch is decoded into
 page-locked memory, which is copied at once; frames that `observation` and `next_observation` share are copied once.
-`TorchBatches` copies on a separate stream, while the device computes.
+`TorchBatches` copies on a stream of its own, from the moment a batch is decoded, while the device computes.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
@@ -27,7 +28,7 @@ with naming_extras():
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["TorchBatch", "TorchBatches", "lender", "tensor_on", "to_device", "torch_device"]
+__all__ = ["TorchBatch", "TorchBatches", "lender", "tensor_on", "to_device", "torch_device", "upload_to"]
 
 
 # `device.type` takes 7 us between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
@@ -180,14 +181,15 @@ class TorchBatches:
     Args:
         batches: NumPy batches; closed together with this iterator.
         device: `"cpu"`, `"cuda"`, `"cuda:1"` or a `torch.device`.
+        upload: `upload_to` of the device, which the batches begin their copies by.
     """
 
-    def __init__(self, batches: _core.Batches, device: str | torch.device) -> None:
+    def __init__(self, batches: _core.Batches, device: str | torch.device, upload: _Upload | None) -> None:
         self._batches = batches
         self._device = torch.device(device)
-        self._upload = _Upload(self._device) if self._device.type == "cuda" else None
+        self._upload = upload
         self.on_sample: Callable[[], object] | None = None
-        """Hook for timers: called in `next` between sampling and copying to the device."""
+        """Hook for timers: called in `next` when the batch is there, before the wait for its copy."""
 
     def __iter__(self) -> Self:
         return self
@@ -196,9 +198,12 @@ class TorchBatches:
         batch = next(self._batches)
         if self.on_sample is not None:
             self.on_sample()
-        if self._upload is not None:
-            return self._upload(batch)
-        return to_device(batch, self._device)
+        if self._upload is None:
+            return to_device(batch, self._device)
+        tensors, *copy = batch._copied or self._upload(batch)
+        self._upload.wait(*copy)
+        tensors._lease = batch._lease
+        return tensors
 
     def close(self) -> None:
         """Stops sampling ahead."""
@@ -241,26 +246,41 @@ def _tensors(batch: _core.Batch, flat: torch.Tensor, layout: list[tuple[Any, ...
 
 
 class _Upload:
-    """Copies batches to a CUDA device without blocking the reader, from where the core decoded them."""
+    """Copies batches to a CUDA device from where the core decoded them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Memory of batches, oldest first, with the event after its copy: the core decodes no other batch there before.
         self._sources: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self._lock = threading.Lock()
         weakref.finalize(self, self._stream.synchronize)
 
-    def __call__(self, batch: _core.Batch) -> TorchBatch:
-        reader = torch.cuda.current_stream(self._device)
+    def __call__(self, batch: _core.Batch) -> tuple[TorchBatch, torch.Tensor, torch.cuda.Event]:
+        """Begins a copy: in the thread that has decoded the batch, or in the reader's where none is decoded ahead.
+
+        Returns:
+            The batch on the device, the memory of its tensors, and the event after the copy.
+        """
         flat, layout = batch._memory()
         source = torch.from_numpy(flat)
         with torch.cuda.stream(self._stream):
             on_device = source.to(self._device, non_blocking=True)
         copied = self._stream.record_event()
-        self._sources.append((source, copied))
-        while self._sources and self._sources[0][1].query():  # type: ignore[no-untyped-call]
-            self._sources.popleft()
+        with self._lock:
+            self._sources.append((source, copied))
+            while self._sources and self._sources[0][1].query():  # type: ignore[no-untyped-call]
+                self._sources.popleft()
+        return _tensors(batch, on_device, layout), on_device, copied
+
+    def wait(self, on_device: torch.Tensor, copied: torch.cuda.Event) -> None:
+        """Makes the reader's stream wait for a copy."""
+        reader = torch.cuda.current_stream(self._device)
         # The allocator must not reuse the memory before the reader's stream has used it.
         on_device.record_stream(reader)
         reader.wait_event(copied)
-        return _tensors(batch, on_device, layout)
+
+
+def upload_to(device: torch.device) -> _Upload | None:
+    """Returns what copies batches to a device; None where tensors share the memory of the arrays."""
+    return _Upload(device) if device.type == "cuda" else None

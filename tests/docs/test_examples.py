@@ -126,6 +126,12 @@ def test_demonstrations_teach_offline_and_stay_in_half_of_each_batch() -> None:
     assert max(online) > 4 * CHANCE
 
 
+@pytest.mark.timeout(300)
+def test_hindsight_solves_games_whose_goal_is_hardly_ever_reached() -> None:
+    without, hindsight = (int(share) for share in re.findall(r"(\d+)% of 100 games", run_example("hindsight.py")))
+    assert hindsight > without + 40
+
+
 def test_a_memory_on_three_servers_is_sampled_by_priority_and_goes_on_without_one() -> None:
     output = run_example("several_servers.py")
     together = re.findall(r"together: \S+ has (\d+) of at most 10000 steps, (\d+)% of the priorities, (\d+)%", output)

@@ -353,6 +353,71 @@ def test_memory_that_is_not_lent_is_the_core_s_own(
                 assert [str(unraisable.exc_value) for unraisable in printed] == ["no memory of this kind"]
 
 
+class Upload:
+    """Copies to ordinary memory in place of a device's, and the threads that began them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.module = pytest.importorskip("innet_drl.torch_batches")
+        self.threads: list[int] = []
+        self.awaited: list[Any] = []
+        self.error: Exception | None = None
+        monkeypatch.setattr(self.module, "upload_to", lambda device: self)
+
+    def __call__(self, batch: innet.Batch) -> tuple[Any, Any, str]:
+        self.threads.append(threading.get_ident())
+        if self.error is not None:
+            raise self.error
+        flat, layout = batch._memory()
+        on_device = self.module.torch.from_numpy(flat.copy())
+        return self.module._tensors(batch, on_device, layout), on_device, "event"
+
+    def wait(self, on_device: Any, copied: str) -> None:
+        assert copied == "event"
+        self.awaited.append(on_device)
+
+
+def test_a_copy_to_a_device_begins_before_its_batch_is_asked_for(
+    make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = Upload(monkeypatch)
+    replay = make_replay([table(), innet.Table.queue("q", {"action": innet.Column("int32", ())}, 100)])
+    fill(replay, 100)
+    with replay.batches("t", 32, VIEW, prefetch=2, device="cpu", timeout=5) as batches:
+        until(lambda: len(upload.threads) == 2)
+        kept = [next(batches) for _ in range(20)]
+    assert threading.get_ident() not in upload.threads
+    for batch, memory in zip(kept, upload.awaited, strict=True):
+        assert (batch.observation[:, -1, 0, 0] == batch.action).all()
+        assert batch.action.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+    # Where nothing is decoded ahead, the reader begins it.
+    with replay.batches("t", 32, VIEW, prefetch=0, device="cpu", timeout=5) as batches:
+        assert len(next(batches)) == 32
+    assert upload.threads[-1] == threading.get_ident()
+    ends = np.zeros((8, 1), bool)
+    with replay.writer("q", 1, innet.Window(0, 0)) as writer:
+        writer.extend(action=np.arange(8, dtype=np.int32)[:, None], terminated=ends, truncated=ends)
+    with replay.batches("q", 4, innet.Window(0, 0), prefetch=2, acknowledge=True, device="cpu", timeout=5) as batches:
+        batch = next(batches)
+        batch.acknowledge()
+        with pytest.raises(errors.LeaseError):
+            batch.acknowledge()
+
+
+def test_a_copy_that_fails_is_the_reader_s_error(make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = Upload(monkeypatch)
+    upload.error = RuntimeError("CUDA error: out of memory")
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 32, VIEW, prefetch=1, device="cpu", timeout=5) as batches:
+        until(lambda: len(upload.threads) == 1)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(batches)
+        assert threading.get_ident() in upload.threads
+        # The reader goes on when there is room again.
+        upload.error = None
+        assert next(batches).reward.shape == (32,)
+
+
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
 def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
     with innet.Memory([table()], seed=3) as replay:

@@ -436,8 +436,16 @@ def test_the_dashboard_asks_for_metrics_that_exist(server: innet.Server) -> None
     }
     assert {"innet_gradients_job_round", "innet_gradients_job_halted"} < asked
     assert {"innet_snapshots_age_seconds", "innet_snapshots_failed_total", "innet_table_version_lag_bucket"} < asked
-    scraped = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())["scrape_configs"]
-    assert [job["job_name"] for job in scraped] == ["innet-replay"]
+    scraping = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
+    assert [job["job_name"] for job in scraping["scrape_configs"]] == ["innet-replay"]
+    assert scraping["rule_files"] == ["alerts.yml"]
+    groups = yaml.safe_load((EXAMPLES / "alerts.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    watched = {name for rule in rules for name in re.findall(r"innet_\w+", rule["expr"])}
+    assert len(watched) == len(rules)
+    assert watched - samples == {"innet_tls_certificate_expires_seconds"}  # this server has no certificate
+    shown = {name for rule in rules for name in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])}
+    assert shown == {"instance", "table"}
 
 
 @contextmanager

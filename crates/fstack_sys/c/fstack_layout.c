@@ -21,7 +21,7 @@ const size_t innet_sockaddr_layout[] = {
 };
 
 const int32_t innet_fstack_constants[] = {
-    EVFILT_READ, EVFILT_WRITE, EV_ADD, EV_ONESHOT, EV_CLEAR, EV_EOF, EV_ERROR, AF_INET6_LINUX, DPDK_CONFIG_NUM,
+    EVFILT_READ, EVFILT_WRITE, EV_ADD, EV_ONESHOT, EV_CLEAR, EV_EOF, AF_INET6_LINUX, DPDK_CONFIG_NUM,
 };
 
 /* A header that declares another type than src/fstack.rs does not compile. */

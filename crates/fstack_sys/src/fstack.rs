@@ -33,7 +33,7 @@ pub struct kevent {
     pub flags: c_ushort,
     /// Flags of the filter.
     pub fflags: c_uint,
-    /// Bytes ready to read, or free to write; with [`EV_ERROR`] the errno.
+    /// Bytes ready to read, or free to write.
     pub data: i64,
     /// The caller's value, returned in events. F-Stack ignores 0.
     pub udata: *mut c_void,
@@ -78,8 +78,6 @@ pub const EV_ONESHOT: c_ushort = 0x0010;
 pub const EV_CLEAR: c_ushort = 0x0020;
 /// The peer has closed its sending side.
 pub const EV_EOF: c_ushort = 0x8000;
-/// The change failed.
-pub const EV_ERROR: c_ushort = 0x4000;
 /// IPv6 in a [`linux_sockaddr`].
 pub const AF_INET6_LINUX: c_int = 10;
 /// Most arguments in [`dpdk_argv`].

@@ -427,7 +427,7 @@ impl TableConfig {
     }
 
     /// The columns that are not in `known`; all where only their order differs.
-    fn columns_text(&self, known: &[Column]) -> String {
+    pub fn columns_text(&self, known: &[Column]) -> String {
         let text = |column: &Column| {
             let Column { name, dtype, codec, max_length, .. } = column;
             let finite = if column.finite { "" } else { " finite=False" };

@@ -153,23 +153,10 @@ fn collect<T>(py: Python<'_>, values: impl ExactSizeIterator<Item = T>) -> PyRes
     Ok(copy)
 }
 
-/// Dtypes of priorities.
-pub const PRIORITIES: [Dtype; 11] = [
-    Dtype::Float64,
-    Dtype::Float32,
-    Dtype::Float16,
-    Dtype::Int64,
-    Dtype::Int32,
-    Dtype::Int16,
-    Dtype::Int8,
-    Dtype::Uint64,
-    Dtype::Uint32,
-    Dtype::Uint16,
-    Dtype::Uint8,
-];
-
-/// Dtypes of indexes.
-pub const INDEXES: &[Dtype] = PRIORITIES.split_at(3).1;
+/// Dtypes of priorities: all but bool.
+pub const PRIORITIES: &[Dtype] = Dtype::ALL.split_at(1).1;
+/// Dtypes of indexes: all integers.
+pub const INDEXES: &[Dtype] = PRIORITIES.split_at(8).0;
 
 /// Reads one dimension of numbers of one of the dtypes in `allowed`; an empty list has no dtype.
 ///

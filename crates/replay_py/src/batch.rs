@@ -27,12 +27,14 @@ pub struct PyBatch {
     arrays: PyOnceLock<Py<PyDict>>,
     /// Its lease, of a whole batch of an iterator with `acknowledge`.
     lease: Option<Py<PyLease>>,
+    /// Its copy on a device, begun ahead of the reader.
+    pub copied: Option<Py<PyAny>>,
 }
 
 impl PyBatch {
     /// Arrays of `len` items or steps each, in one buffer.
     pub fn new(len: usize, layout: Vec<Array>) -> Self {
-        PyBatch { len, layout, arrays: PyOnceLock::new(), lease: None }
+        PyBatch { len, layout, arrays: PyOnceLock::new(), lease: None, copied: None }
     }
 
     /// The batch with its lease.
@@ -176,6 +178,11 @@ impl PyBatch {
     #[getter]
     fn _lease(&self, py: Python<'_>) -> Option<Py<PyLease>> {
         self.lease.as_ref().map(|lease| lease.clone_ref(py))
+    }
+
+    #[getter]
+    fn _copied(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.copied.as_ref().map(|copied| copied.clone_ref(py))
     }
 
     #[doc = stub_doc!("Batch.keys")]

@@ -126,8 +126,7 @@ impl PyBatches {
     ) -> PyResult<Self> {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
-        let shares = samples.shares.iter();
-        let tables = shares.map(|share| share.table.clone()).collect();
+        let tables = samples.shares.iter().map(|share| share.table.clone()).collect();
         // A short batch ends with its deadline.
         let writers_timeout = writers_timeout.filter(|_| !samples.shares[0].request.allow_short);
         let memory = Arc::downgrade(&samples.replay);
@@ -198,8 +197,7 @@ impl PyBatches {
                 },
             ),
             Source::Ahead(ahead) => ahead.next(beta, wait, || {
-                let sent = tables.iter().map(|table| writers.send_open(table, wait));
-                sent.collect()
+                tables.iter().map(|table| writers.send_open(table, wait)).collect()
             }),
         };
         let source = self.source.get(py)?;
@@ -368,9 +366,12 @@ fn decode_ahead(
                 tried = true;
             }
             Err(Error::Interrupted) => return,
-            result => {
+            mut result => {
                 shared.blocked.store(false, Ordering::Relaxed);
                 tried = false;
+                if let (Ok(sampled), Some(copy)) = (&mut result, &samples.copy) {
+                    sampled.begin_copy(copy);
+                }
                 let failed = result.is_err();
                 if batches.send(result).is_err() || failed {
                     return;

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use pyo3::prelude::*;
+
 use base::wait::{Wait, lock};
 use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
@@ -14,6 +16,7 @@ use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
 use crate::batch::PyBatch;
+use crate::interpreter;
 
 /// Timeout of the request to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
@@ -101,22 +104,15 @@ impl TableDecoder {
                 ours.name, theirs.name, self.view, other.view
             )));
         }
-        let describe = |column: &Column| {
-            let (dtype, codec) = (column.dtype.name(), column.codec.name());
-            let most = column.max_length;
-            let most = if most == 0 { String::new() } else { format!(", max_length={most}") };
-            format!("{} ({dtype}, {}, {codec}{most})", column.name, column.shape_text())
-        };
-        let columns = |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
-        let (our_columns, their_columns) = (columns(ours), columns(theirs));
-        if our_columns == their_columns {
+        let same = |(a, b): (&Column, &Column)| Column { finite: b.finite, ..a.clone() } == *b;
+        if ours.columns.len() == theirs.columns.len() && ours.columns.iter().zip(&theirs.columns).all(same) {
             return Ok(());
         }
+        let (our_columns, their_columns) = (ours.columns_text(&theirs.columns), theirs.columns_text(&ours.columns));
         let reason = format!(
-            "it has {}, and table {:?} of the same mix has {}: the tables of a mix have the same columns, in the same order",
-            their_columns.join(", "),
-            ours.name,
-            our_columns.join(", ")
+            "it has the columns {their_columns}, and table {:?} of the same mix {our_columns}: the tables of a mix have the same \
+             columns, in the same order",
+            ours.name
         );
         Err(replay_core::Error::schema(&theirs.name, reason).into())
     }
@@ -144,6 +140,8 @@ pub struct SampleSource {
     pub shares: Vec<TableShare>,
     /// Whether they are of a mix, which may have one table: its batches name the table of each item.
     pub mixed: bool,
+    /// Begins the copy of a batch to a device: called with each batch that is decoded ahead.
+    pub copy: Option<Py<PyAny>>,
 }
 
 /// One table's share of the batches.
@@ -166,6 +164,8 @@ impl TableShare {
 /// sample. A server counts a batch when it is sent, and the credit is `None`.
 pub struct DecodedSample {
     pub batch: Batch,
+    /// What `copy` returned.
+    copied: Option<Py<PyAny>>,
     credit: Option<Box<dyn SampleCredit>>,
     /// [`Sampled::lease`].
     pub lease: u64,
@@ -174,12 +174,20 @@ pub struct DecodedSample {
 }
 
 impl DecodedSample {
+    /// Begins the copy of the batch to a device. Where `copy` raises, the reader calls it again and gets the exception.
+    pub fn begin_copy(&mut self, copy: &Py<PyAny>) {
+        let batch = PyBatch::new(self.batch.len, self.batch.arrays.clone());
+        self.copied = interpreter::try_attach(|py| copy.call1(py, (batch,)).ok()).flatten();
+    }
+
     /// The batch, which now counts for the rate limiter.
     pub fn delivered(self) -> PyBatch {
         if let Some(credit) = self.credit {
             credit.delivered();
         }
-        PyBatch::new(self.batch.len, self.batch.arrays)
+        let mut batch = PyBatch::new(self.batch.len, self.batch.arrays);
+        batch.copied = self.copied;
+        batch
     }
 }
 
@@ -223,8 +231,7 @@ impl SampleSource {
                 }
                 share.arrived = Some(sampled);
             }
-            let arrived = self.shares.iter_mut().filter_map(|share| share.arrived.take());
-            let arrived = arrived.collect();
+            let arrived = self.shares.iter_mut().filter_map(|share| share.arrived.take()).collect();
             let sampled = self.decode(arrived, beta())?;
             let rejected = sampled.batch.rejected.len();
             if sampled.batch.len > 0 || rejected == 0 {
@@ -276,6 +283,7 @@ impl SampleSource {
                 ),
             }
         }
-        Ok(DecodedSample { batch, credit, lease, ends: self.shares[0].request.lease_ms != SampleRequest::NO_END })
+        let ends = self.shares[0].request.lease_ms != SampleRequest::NO_END;
+        Ok(DecodedSample { batch, copied: None, credit, lease, ends })
     }
 }

@@ -59,7 +59,7 @@ impl PySumTree {
     fn update(&self, py: Python<'_>, indexes: &Bound<'_, PyAny>, priorities: &Bound<'_, PyAny>) -> PyResult<()> {
         let _call = Call::begin(py);
         let indexes = array::numbers(indexes, "indexes", array::INDEXES)?;
-        let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
+        let priorities = array::numbers(priorities, "priorities", array::PRIORITIES)?;
         let (indexes, priorities) = (indexes.to_i64(py)?, priorities.to_f64(py)?);
         self.run(py, indexes.len(), |tree| tree.update(&indexes, priorities))
     }

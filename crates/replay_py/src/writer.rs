@@ -109,7 +109,7 @@ impl PyWriter {
         let truncated = self.flags(steps, "truncated", Some(rows.truncated))?;
         let first = self.flags(steps, "first", rows.first)?;
         let finals = self.flags(steps, "final", rows.r#final)?;
-        let priority = |value| self.elements(steps, "priority", value, &array::PRIORITIES, "numbers")?.to_f64(py);
+        let priority = |value| self.elements(steps, "priority", value, array::PRIORITIES, "numbers")?.to_f64(py);
         let priority = rows.priority.map(priority).transpose()?;
         let q = |name, value| self.read(steps, name, value, Dtype::Float32, &[]);
         let final_q = rows.final_q.map(|value| q("final_q", value)).transpose()?;

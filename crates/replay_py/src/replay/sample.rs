@@ -155,7 +155,7 @@ impl PyReplay {
         }
         let backend = self.backend.get(py)?;
         let local = backend.client.is_none();
-        Ok(SampleSource { replay: backend.replay, local, shares, mixed: tables.mixed })
+        Ok(SampleSource { replay: backend.replay, local, shares, mixed: tables.mixed, copy: None })
     }
 }
 
@@ -296,8 +296,10 @@ impl PyReplay {
             _ => return Err(error::config(py, "lease is above 0 seconds, and for acknowledge=True")),
         };
         let on = device.as_ref();
-        let samples =
+        let mut samples =
             self.sample_source(py, &table, batch_size, view, normalize, allow_short, lease_ms, threads, on, deadline)?;
+        let upload = on.map(|device| array::torch_call(intern!(py, "upload_to"), (device,))).transpose()?;
+        samples.copy = upload.clone().filter(|upload| !upload.is_none()).map(Bound::unbind);
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
@@ -307,7 +309,7 @@ impl PyReplay {
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
-            Some(device) => array::torch_call(intern!(py, "TorchBatches"), (batches, device)),
+            Some(device) => array::torch_call(intern!(py, "TorchBatches"), (batches, device, upload)),
         }
     }
 
@@ -324,7 +326,7 @@ impl PyReplay {
     ) -> PyResult<PyUpdateReceipt> {
         let _call = Call::begin(py);
         let ids = array::numbers(ids, "ids", &IDS)?;
-        let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
+        let priorities = array::numbers(priorities, "priorities", array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(py)?, priorities.to_f64(py)?);
         let wanted = ids.len();
         if table.names().count() > 1 {

@@ -51,7 +51,7 @@ impl PyWriter {
         })
     }
 
-    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the first of them.
+    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the last of them.
     pub(super) fn elements<'py>(
         &self,
         steps: Option<usize>,
@@ -60,7 +60,7 @@ impl PyWriter {
         allowed: &[Dtype],
         expected: &str,
     ) -> PyResult<Input<'py>> {
-        let input = self.read(steps, name, value, allowed[0], &[])?;
+        let input = self.read(steps, name, value, allowed[allowed.len() - 1], &[])?;
         let shape = self.shape(steps, &[]);
         if allowed.contains(&input.dtype) && input.shape == shape {
             return Ok(input);
@@ -90,8 +90,7 @@ impl PyWriter {
         column: &str,
         value: &Bound<'py, PyAny>,
     ) -> PyResult<ColumnInput<'py>> {
-        let found = self.config.columns.iter().find(|known| known.name == column);
-        match found {
+        match self.config.columns.iter().find(|known| known.name == column) {
             Some(column) if column.is_ragged() => self.ragged(steps, name, column, value),
             Some(column) => {
                 let refuse = |reason| error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"));
@@ -101,8 +100,7 @@ impl PyWriter {
                 Ok(ColumnInput { column: column.name.clone(), values, offsets: None })
             }
             None => {
-                let names = self.config.column_names();
-                let reason = format!("the table has no column {column:?}; it has {names}");
+                let reason = format!("the table has no column {column:?}; it has {}", self.config.column_names());
                 Err(error::schema(value.py(), &self.config.name, reason))
             }
         }
