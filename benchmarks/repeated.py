@@ -19,15 +19,15 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.report import Line
-from innet_drl.analysis.pictures import PICTURES, can_draw
+from innet_drl.analysis.pictures import check_outputs
 from innet_drl.analysis.spread import spread
-from innet_drl.train.files import check_output, replacing
+from innet_drl.train.files import replacing
 from innet_drl.train.observe.cost import OtherPrograms
 
 Case = dict[str, Any]
 """What is measured: names and plain JSON values. The figures of a case have them too."""
 Figure = dict[str, Any]
-"""`what`, `value` and `unit`; of many times also their `count` and `p99` or `largest`."""
+"""`what`, `value` and `unit`; of many times also their `count`, the `largest`, and of 100 or more the `p99`."""
 NOISY = 0.05
 """Share of the cores that other programs may use without a warning."""
 UNSTEADY = 0.25
@@ -58,11 +58,12 @@ def figure(what: str, value: float, unit: str, **more: Any) -> Figure:
 
 
 def times(what: str, milliseconds: Sequence[float], **more: Any) -> Figure:
-    """Returns the median of times in ms, with their 99th percentile, or the largest of fewer than 100."""
-    enough = len(milliseconds) >= COUNT_OF_P99
-    tail = float(np.percentile(milliseconds, 99) if enough else max(milliseconds))
-    named = {"p99" if enough else "largest": float(f"{tail:.5g}")}
-    return figure(what, statistics.median(milliseconds), "ms", **named, count=len(milliseconds), **more)
+    """Returns the median of times in ms, with the largest, and the 99th percentile of at least 100."""
+    tails = {"largest": max(milliseconds)}
+    if len(milliseconds) >= COUNT_OF_P99:
+        tails["p99"] = np.percentile(milliseconds, 99)
+    rounded = {name: float(f"{tail:.5g}") for name, tail in tails.items()}
+    return figure(what, statistics.median(milliseconds), "ms", **rounded, count=len(milliseconds), **more)
 
 
 class Measurements:
@@ -78,11 +79,7 @@ class Measurements:
         if flags.repeats < 1:
             raise SystemExit(f"--repeats {flags.repeats}: at least 1")
         self.path = flags.json or Path(f"{command}.json")
-        check_output("--json", self.path)
-        check_output("--csv", flags.csv)
-        check_output("--plot", flags.plot, PICTURES)
-        if flags.plot and not can_draw():
-            raise SystemExit("--plot: matplotlib is not installed (pip install 'innet-drl[bench]')")
+        check_outputs(self.path, flags.csv, flags.plot, needs_plot=flags.plot is not None)
         self._flags, self._cases = flags, cases
         kept = set(map(_name, dataclasses.fields(RepeatFlags))) - {"seed"}
         of_flags = {name: value for name, value in dataclasses.asdict(flags).items() if name not in kept}
@@ -141,14 +138,13 @@ class Measurements:
         print(tables(lines))
         print("\n".join(self._notes(lines)))
         self._write()
-        written = [self.path]
         if self._flags.csv:
             self._write_csv(self._flags.csv)
-            written.append(self._flags.csv)
+            print(f"written anew: {self._flags.csv}")
         if self._flags.plot and draw:
             draw(lines, self._flags.plot)
-            written.append(self._flags.plot)
-        print(f"{len(self._measured)} of {self.planned} measurements: {', '.join(map(str, written))}")
+            print(f"written anew: {self._flags.plot}")
+        print(f"{len(self._measured)} of {self.planned} measurements: {self.path}")
         if len(self._measured) < self.planned:
             print("the same command measures the others")
 
@@ -224,7 +220,7 @@ def cell(line: Line, form: str = ",.1f") -> str:
 
 
 def tail(line: Line, form: str = ",.1f") -> str:
-    """Returns the largest value of times, or their 99th percentile, with its name."""
+    """Returns the 99th percentile of times, or the largest where a repeat has fewer than 100, with its name."""
     name = "p99" if "p99" in line else "largest"
     return f"{name} {line[name]:{form}}"
 
@@ -234,13 +230,15 @@ def _median(repeats: list[Figure]) -> Line:
     values = [each["value"] for each in repeats]
     low, high = spread(values)
     line = repeats[0] | {"value": statistics.median(values), "low": low, "high": high, "n": len(values)}
-    tails = {name: [each[name] for each in repeats if name in each] for name in ("p99", "largest")}
-    for name, found in tails.items():
-        line.pop(name, None)
-        if found and (name == "largest" or len(found) == len(repeats)):
-            line[name] = statistics.median(found) if name == "p99" else max(found)
     if "count" in line:
         line["count"] = sum(each["count"] for each in repeats)
+    if "largest" in line:
+        line["largest"] = max(each["largest"] for each in repeats)
+        tails = [each["p99"] for each in repeats if "p99" in each]
+        if len(tails) == len(repeats):
+            line["p99"] = statistics.median(tails)
+        else:
+            line.pop("p99", None)
     return line
 
 

@@ -31,7 +31,8 @@ def produce(address: str, source: Iterator[Block]) -> None:
 
 
 def consume(address: str) -> Iterator[list[Trajectory]]:
-    for batch in innet.connect(address).batches("rollouts", BATCH, VIEW, acknowledge=True):
+    # One thread copies the values: the cores are shared with the producers.
+    for batch in innet.connect(address).batches("rollouts", BATCH, VIEW, acknowledge=True, threads=1):
         # Each window has one row: the outer of the two levels says nothing.
         arrays = (getattr(batch, name).values for name in RAGGED)
         found = list(zip(batch.numbers[:, 0].tolist(), *arrays, strict=True))

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from innet_drl.train.errors import writing
+from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.files import check_output
 
 SETTINGS: dict[Any, object] = {
     "font.size": 8,
@@ -29,6 +30,22 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_outputs(json: Path, csv: Path | None, plot: Path | None, *, needs_plot: bool) -> None:
+    """Checks the files of a command before it measures: they differ, and can be written.
+
+    Raises:
+        ConfigurationError: One cannot, or matplotlib is missing for a picture that is needed.
+    """
+    check_output("--json", json)
+    check_output("--csv", csv)
+    check_output("--plot", plot, PICTURES)
+    named = [path for path in (json, csv, plot) if path is not None]
+    if len(set(named)) < len(named):
+        raise ConfigurationError("--json, --csv and --plot: each needs a file of its own")
+    if needs_plot and not can_draw():
+        raise ConfigurationError("--plot: matplotlib is not installed (pip install 'innet-drl[bench]')")
 
 
 @contextlib.contextmanager

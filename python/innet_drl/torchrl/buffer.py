@@ -121,7 +121,9 @@ class InnetReplayBuffer:
 
     def add(self, data: TensorDictBase) -> None:
         """Adds one item, a TensorDict without a batch dimension. Blocks by `extend` are quicker."""
-        self.extend(data.unsqueeze(0))
+        priority = data.get(self.priority_key, None)
+        columns = {name: array[None] for name, array in _entries(data)}
+        self._store(columns, 1, None if priority is None else priority[None])
 
     def extend(self, data: TensorDictBase | Sequence[TensorDictBase]) -> None:
         """Adds items (N, ...), or a list of single ones, and returns when the replay has them.
@@ -148,13 +150,13 @@ class InnetReplayBuffer:
             )
         if not data.batch_size:
             raise ConfigError("a TensorDict without a batch dimension is one item: use add")
-        columns, count = dict(_entries(data)), data.batch_size[0]
-        priority = data.get(self.priority_key, None)
+        if data.batch_size[0]:
+            self._store(dict(_entries(data)), data.batch_size[0], data.get(self.priority_key, None))
+
+    def _store(self, columns: dict[str, NDArray[Any]], count: int, priority: torch.Tensor | None) -> None:
         rows: dict[str, Any] = {name: array[:, None] for name, array in columns.items()}
         rows["terminated"] = rows["truncated"] = np.zeros((count, 1), bool)
         rows["priority"] = None if priority is None else _priorities(priority, count)[:, None]
-        if count == 0:
-            return
         try:
             self._extend(columns, rows)
         except (ExpiredError, UnknownTableError):
@@ -332,10 +334,11 @@ def _entries(data: TensorDictBase, under: str = _ITEM) -> Iterator[tuple[str, ND
         elif not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
             found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(f"the entry {key!r} is {found}, which cannot be stored: convert it, or leave it out")
-        elif value.is_floating_point() and bool(value.isnan().any()):
-            raise SchemaError(f"the entry {key!r} has NaN: nothing is stored")
         else:
-            yield name, value.detach().cpu().numpy()
+            array = value.detach().cpu().numpy()
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise SchemaError(f"the entry {key!r} has NaN: nothing is stored")
+            yield name, array
 
 
 def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl.analysis.flags import RatioFlags
-from innet_drl.analysis.pictures import PICTURES, can_draw
+from innet_drl.analysis.pictures import check_outputs
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
@@ -27,7 +27,6 @@ from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments, preset
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.files import check_output
 from innet_drl.train.flags import keyword_arguments
 from innet_drl.train.observe.display import page_of_command
 from innet_drl.train.settings.config import Config, read_settings
@@ -67,13 +66,7 @@ def run(flags: RatioFlags) -> None:
     available = hardware_threads()
     lists = lists_of(flags, config, len(available))
     plot = flags.plot or flags.json.with_suffix(".svg")
-    check_output("--json", flags.json)
-    check_output("--csv", flags.csv)
-    check_output("--plot", plot, PICTURES)
-    if len({flags.json, flags.csv, plot}) < 3:
-        raise ConfigurationError("--json, --csv and --plot: each needs a file of its own")
-    if flags.plot and not can_draw():
-        raise ConfigurationError("--plot: matplotlib is not installed (pip install 'innet-drl[bench]')")
+    check_outputs(flags.json, flags.csv, plot, needs_plot=flags.plot is not None)
     conditions = {name: getattr(flags, name) for name in ("seconds", "warm_up")}
     conditions |= {"commit": commit(), "innet_drl": innet.__version__}
     sweep = Sweep(this_machine(config.device), flags.preset, config, conditions=conditions).continued(flags.json)
