@@ -109,3 +109,18 @@ def test_a_circle_is_found_through_trees_and_what_is_passed_on(tmp_path: Path) -
     crate = Crate(tmp_path)
     assert crate.imports(("a",)) == {("b",), ("b", "c")}
     assert max(crate.circles(), key=len) == {("a",), ("b",), ("b", "c")}
+
+
+DEFINITIONS = {"GradientsConfig", "ServerConfig", "TableConfig"}
+
+
+@pytest.mark.parametrize("crate", CRATES, ids=[crate.name for crate in CRATES])
+def test_types_have_at_most_fifteen_fields(crate: Path) -> None:
+    """All but definitions and settings, which have a field for each name that a user writes."""
+    structure = re.compile(r"(?ms)^ *(?:pub(?:\([^)]*\))? )?struct (\w+)[^;{(]*\{\n(.*?)^ *\}")
+    fields = {
+        name: len(re.findall(r"(?m)^ +(?:pub(?:\([^)]*\))? )?(?:r#)?\w+: ", body))
+        for text in Crate(crate).texts.values()
+        for name, body in structure.findall(text)
+    }
+    assert {name: count for name, count in fields.items() if count > 15 and name not in DEFINITIONS} == {}

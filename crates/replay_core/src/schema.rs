@@ -42,6 +42,14 @@ impl Sampler {
         }
     }
 
+    /// Whether it samples the first item of an order, with probability 1, and not at random.
+    pub const fn is_ordered(self) -> bool {
+        match self {
+            Sampler::Fifo | Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => true,
+            Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased => false,
+        }
+    }
+
     /// Whether it has `priority_exponent`.
     pub const fn uses_exponent(self) -> bool {
         match self {

@@ -73,8 +73,6 @@ pub struct Writer<E = Error> {
     marks_final_rows: bool,
     /// Version of the parameters that the rows of the open chunks come from.
     version: u64,
-    /// Whether its pushes may wait for newer parameters.
-    lag_limited: bool,
     warned: bool,
     closed: bool,
 }
@@ -140,7 +138,6 @@ impl<E: From<Error>> Writer<E> {
         Ok(Writer {
             channel,
             packer: Packer::new(&config),
-            lag_limited: config.max_version_lag > 0,
             checker: Arc::new(StepChecker::new(config, view, streams as usize)),
             chunk_steps: options.chunk_steps,
             windows: (0..streams).map(|stream| EpisodeWindows::new(stream, view)).collect(),
@@ -227,7 +224,8 @@ impl<E: From<Error>> Writer<E> {
         if self.closed {
             return Ok(());
         }
-        if self.lag_limited {
+        // Pushes may wait for newer parameters.
+        if self.checker.config.max_version_lag > 0 {
             self.channel.end_steps(wait)?;
         }
         let items_before = self.items.len();

@@ -118,8 +118,7 @@ impl PyBatches {
         samples: SampleSource,
         beta: Beta,
         prefetch: usize,
-        timeout: Option<f64>,
-        writers_timeout: Option<Duration>,
+        (timeout, writers_timeout): (Option<f64>, Option<Duration>),
         description: String,
         replay: Closing,
         writers: Arc<OpenWriters>,
@@ -196,9 +195,9 @@ impl PyBatches {
                     writers.awaiting(table, request.allow_short, wait, |wait| channels[share].next(wait))
                 },
             ),
-            Source::Ahead(ahead) => ahead.next(beta, wait, || {
-                tables.iter().map(|table| writers.send_open(table, wait)).collect()
-            }),
+            Source::Ahead(ahead) => {
+                ahead.next(beta, wait, || tables.iter().map(|table| writers.send_open(table, wait)).collect())
+            }
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;

@@ -122,7 +122,7 @@ impl Table {
             "without_writers_s": absence.as_secs_f64(),
             "last_writer": last_writer,
             "by_writer": self.writers.stats(),
-            "total_priority": self.sampler.first_of_ranking().is_none().then(|| self.sampler.total(&self.items).priority),
+            "total_priority": (!self.config.sampler.is_ordered()).then(|| self.sampler.total(&self.items).priority),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use crate::processor::{filled, prefetch};
 use crate::slab::{FreeSlots, Handle};
 use crate::sum_tree::SumTree;
-use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 use base::planted;
 
 use super::ids::{IdSpace, ItemId, RestoredIds};
@@ -79,6 +79,8 @@ pub struct Items {
     max_times_sampled: u32,
     /// With a limit: samples left of live items that no batch has reserved. Negative for an instant when items with reserved ones die.
     samples_left: AtomicI64,
+    /// With a limit: the largest sample that was refused for lack of samples left; 0 again after one succeeds.
+    pub samples_wanted: AtomicU32,
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
     /// mass of items that they sampled for the last time.
     batches: AtomicU64,
@@ -102,6 +104,7 @@ impl Items {
             live: AtomicU64::new(0),
             max_times_sampled,
             samples_left: AtomicI64::new(0),
+            samples_wanted: AtomicU32::new(0),
             batches: AtomicU64::new(0),
             restored_ids: OnceLock::new(),
         }

@@ -53,7 +53,7 @@ use crate::replay::{OpenWriter, WriterOpened};
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 use crate::sum_tree::Strata;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
 
 pub use waiting::{Attempt, PendingCall, Turn};
 pub use writers::{WriterConnection, Writers};
@@ -76,8 +76,6 @@ pub struct Table {
     writers: Writers,
     sampler: Box<dyn ItemSampler>,
     limiter: Arc<Limiter>,
-    /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
-    samples_wanted: AtomicU32,
     held: Arc<Held>,
     max_priority: MaxPriority,
     counters: TableCounters,
@@ -148,7 +146,6 @@ impl Table {
             writers: Writers::new(&config.name),
             sampler: samplers::make(&config),
             limiter: Arc::new(Limiter::new(&config)),
-            samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation, config.effective_capacity_bytes()),
             max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),

@@ -168,7 +168,7 @@ impl Table {
     /// Asks the rate limiter to admit a push. While a sample finds too few samples left, every push is admitted: new items unblock it.
     fn admit_push(&self, push: &PushBody, writer: &WriterIdentity) -> Outcome<Inserting<'_>> {
         // Both are hints: a blocked call retries soon.
-        let wanted = self.samples_wanted.load(Ordering::Relaxed);
+        let wanted = self.items.samples_wanted.load(Ordering::Relaxed);
         let needed = self.items.samples_left() < i64::from(wanted);
         let unread = self.most_unread(push, writer);
         self.limiter.admit_insert(self.items.live(), push.items.len() as u64, needed, unread)

@@ -83,7 +83,7 @@ impl Table {
             )));
         }
         if let Some(share) = request.share {
-            if self.sampler.first_of_ranking().is_some() {
+            if self.config.sampler.is_ordered() {
                 return Err(Error::Config(format!(
                     "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
                      sampler \"prioritized\" or \"uniform\", or connect to one server",
@@ -123,14 +123,14 @@ impl Table {
     /// Admits pushes regardless of the limiter until `count` samples are left.
     fn want_samples(&self, count: u64) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        if self.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
+        if self.items.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
             self.held.wake();
         }
     }
 
     fn want_no_samples(&self) {
-        if self.samples_wanted.load(Ordering::Relaxed) > 0 {
-            self.samples_wanted.store(0, Ordering::Relaxed);
+        if self.items.samples_wanted.load(Ordering::Relaxed) > 0 {
+            self.items.samples_wanted.store(0, Ordering::Relaxed);
         }
     }
 
@@ -178,7 +178,8 @@ impl Table {
                 )));
             }
         }
-        let (live_items, min_probability) = match self.sampler.first_of_ranking() {
+        let order = self.sampler.ranking().filter(|_| self.config.sampler.is_ordered());
+        let (live_items, min_probability) = match order {
             Some(order) => {
                 sampling.take_in_order(order)?;
                 (live, request.min_probability.then_some(1.0))

@@ -22,7 +22,7 @@ use super::Table;
 use super::ids::ItemId;
 use super::items::{ItemRows, Metadata};
 use super::returned::Undelivered;
-use super::samplers::{EQUAL_MASS, FirstOfRanking, Taken, Total};
+use super::samplers::{EQUAL_MASS, LockedRanking, Taken, Total};
 use super::stored::{PinnedChunk, StoredChunk};
 use super::versions::Versions;
 
@@ -201,7 +201,7 @@ impl<'a> Sampling<'a> {
     }
 
     /// Samples the first items of an order, each until it has no sample left.
-    pub(super) fn take_in_order(&mut self, order: &FirstOfRanking) -> Result<()> {
+    pub(super) fn take_in_order(&mut self, order: &LockedRanking) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         order.offer(self.batch.reserved, |id| {
             let metadata = items.metadata(id.slot);

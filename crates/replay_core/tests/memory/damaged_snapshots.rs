@@ -26,7 +26,8 @@ fn small_case() -> (Vec<u8>, Arc<Memory>) {
 
 fn assert_refused(result: replay_core::Result<()>, memory: &Memory, what: &str) {
     let error = refusal(result);
-    assert!(matches!(error, Error::Snapshot { .. }), "{what}: {error}");
+    // Damage is not taken for a later release, which would refuse the start: an older snapshot is restored in its place.
+    assert!(matches!(error, Error::Snapshot { newer: false, .. }), "{what}: {error}");
     let table = memory.table("t").unwrap();
     assert_eq!((stat(&table, "steps"), stat(&table, "bytes")), (0, 0));
 }

@@ -45,6 +45,19 @@ pub(super) fn unpacking_threads() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(most)))
 }
 
+/// Arguments that `sample` and `batches` share.
+struct SampleArguments<'a, 'py> {
+    tables: &'a TablesArgument,
+    batch_size: u32,
+    view: Option<ViewSpec>,
+    normalize: &'a str,
+    allow_short: bool,
+    lease_ms: u32,
+    threads: Option<usize>,
+    device: Option<&'a Bound<'py, PyAny>>,
+    deadline: Option<Instant>,
+}
+
 impl PyReplay {
     pub(super) fn decoders(&self) -> MutexGuard<'_, Decoders> {
         lock(&self.decoders)
@@ -115,25 +128,14 @@ impl PyReplay {
         routed.filter(|(_, ids, _)| !ids.is_empty()).collect()
     }
 
-    fn sample_source(
-        &self,
-        py: Python<'_>,
-        tables: &TablesArgument,
-        batch_size: u32,
-        view: Option<ViewSpec>,
-        normalize: &str,
-        allow_short: bool,
-        lease_ms: u32,
-        threads: Option<usize>,
-        device: Option<&Bound<'_, PyAny>>,
-        deadline: Option<Instant>,
-    ) -> PyResult<SampleSource> {
+    fn sample_source(&self, py: Python<'_>, asked: &SampleArguments<'_, '_>) -> PyResult<SampleSource> {
+        let &SampleArguments { tables, batch_size, ref view, normalize, allow_short, lease_ms, deadline, .. } = asked;
         let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
         let normalization = arguments::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
-        let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
+        let options = DecodeOptions { normalization, threads: asked.threads.unwrap_or_else(unpacking_threads) };
         let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
-        let lend = device.map(|device| array::torch_call(intern!(py, "lender"), (device,))).transpose()?;
+        let lend = asked.device.map(|device| array::torch_call(intern!(py, "lender"), (device,))).transpose()?;
         let lend = lend.filter(|lend| !lend.is_none());
         let mut shares: Vec<TableShare> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
@@ -217,11 +219,21 @@ impl PyReplay {
         // A short batch ends with its deadline.
         let longest = wait::limit(py, "writers_timeout", writers_timeout)?.filter(|_| !allow_short);
         let begun = Instant::now();
+        let (tables, device) = (&table, device.as_ref());
+        let asked = SampleArguments {
+            tables,
+            batch_size,
+            view,
+            normalize,
+            allow_short,
+            lease_ms: 0,
+            threads,
+            device,
+            deadline,
+        };
         let mut read_again = false;
         let sampled = loop {
-            let (view, device) = (view.clone(), device.as_ref());
-            let samples =
-                self.sample_source(py, &table, batch_size, view, normalize, allow_short, 0, threads, device, deadline)?;
+            let samples = self.sample_source(py, &asked)?;
             let awaited = AwaitedWriters::new(writers, Arc::downgrade(&samples.replay), longest, begun, deadline);
             let sampled = awaited.blocking(py, closing, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
@@ -295,17 +307,18 @@ impl PyReplay {
             }
             _ => return Err(error::config(py, "lease is above 0 seconds, and for acknowledge=True")),
         };
-        let on = device.as_ref();
-        let mut samples =
-            self.sample_source(py, &table, batch_size, view, normalize, allow_short, lease_ms, threads, on, deadline)?;
-        let upload = on.map(|device| array::torch_call(intern!(py, "upload_to"), (device,))).transpose()?;
+        let (tables, device) = (&table, device.as_ref());
+        let asked =
+            SampleArguments { tables, batch_size, view, normalize, allow_short, lease_ms, threads, device, deadline };
+        let mut samples = self.sample_source(py, &asked)?;
+        let upload = device.map(|device| array::torch_call(intern!(py, "upload_to"), (device,))).transpose()?;
         samples.copy = upload.clone().filter(|upload| !upload.is_none()).map(Bound::unbind);
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
         let longest = wait::limit(py, "writers_timeout", writers_timeout)?;
-        let batches = PyBatches::new(py, samples, beta, prefetch, timeout, longest, description, closing, writers)?;
+        let batches = PyBatches::new(py, samples, beta, prefetch, (timeout, longest), description, closing, writers)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),

@@ -4,15 +4,13 @@
 //! | where | subject |
 //! | --- | --- |
 //! | here | `prioritized`, `uniform`: at random, by the masses of the sum tree, without a lock; the priority of new items |
-//! | `first_of_ranking` | the first item of a ranking: `fifo`, `lifo`, `max_heap`, `min_heap` |
 //! | `rank_based` | at random, by the rank of the priority |
-//! | `ranking` | the ranking of both, under one lock |
+//! | `ranking` | the first item of a ranking: `fifo`, `lifo`, `max_heap`, `min_heap`; the ranking itself, under one lock |
 //!
 //! # Invariant
 //!
 //! Priorities on the wire and in snapshots are before the exponent; the sampler applies it, once.
 
-mod first_of_ranking;
 mod rank_based;
 mod ranking;
 
@@ -24,19 +22,20 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use super::ids::ItemId;
 use super::items::Items;
 use rank_based::RankBased;
-use ranking::{LockedRanking, RankBy};
+use ranking::RankBy;
 
-pub use first_of_ranking::{FirstOfRanking, Taken};
+pub use ranking::{LockedRanking, Taken};
 
 /// The sampler of a table of this valid definition, without items.
 pub fn make(config: &TableConfig) -> Box<dyn ItemSampler> {
+    let first = |by| Box::new(LockedRanking::new(config, by));
     match config.sampler {
         Sampler::Prioritized => Prioritized::make(config),
         Sampler::Uniform => Box::new(Uniform),
-        Sampler::Fifo => FirstOfRanking::make(config, RankBy::Oldest),
-        Sampler::Lifo => FirstOfRanking::make(config, RankBy::Newest),
-        Sampler::MaxHeap => FirstOfRanking::make(config, RankBy::Highest),
-        Sampler::MinHeap => FirstOfRanking::make(config, RankBy::Lowest),
+        Sampler::Fifo => first(RankBy::Oldest),
+        Sampler::Lifo => first(RankBy::Newest),
+        Sampler::MaxHeap => first(RankBy::Highest),
+        Sampler::MinHeap => first(RankBy::Lowest),
         Sampler::RankBased => Box::new(RankBased::new(config)),
     }
 }
@@ -103,11 +102,6 @@ pub trait ItemSampler: Send + Sync {
         if let Some(ranking) = self.ranking() {
             ranking.put_back(items, id);
         }
-    }
-
-    /// The ranking whose first item it samples; `None` when it chooses at random.
-    fn first_of_ranking(&self) -> Option<&FirstOfRanking> {
-        None
     }
 
     /// Chooses an item at random for each of the ascending `targets` in [0, 1), into `chosen` (cleared first), and returns the

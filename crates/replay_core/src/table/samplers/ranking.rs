@@ -1,10 +1,14 @@
 //! Items in the order of a sampler: a binary heap in an array that knows the index of each slot. A map would allocate under the
-//! insert lock.
+//! insert lock. `fifo`, `lifo`, `max_heap` and `min_heap` sample the first item until it has been sampled `max_times_sampled` times. Its
+//! probability is 1. The first two ignore priorities, and do not keep them.
 
+use crate::error::Result;
 use crate::schema::TableConfig;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
+
+use super::ItemSampler;
 
 /// Which item ranks first; among equal priorities the one inserted or updated longest ago, as in Reverb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,8 +161,27 @@ impl Ranking {
     }
 }
 
+/// Outcome of offering an item to a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// Sampled; it has samples left.
+    Again,
+    /// Sampled for the last time.
+    Last,
+    /// Not sampled: it is gone, or has no sample left.
+    Refused,
+    /// Not sampled, and removed: its parameters are too old.
+    Expired,
+}
+
 /// Updates under one hold of the lock: bounds the wait of an insertion, which holds the insert lock.
 const UPDATED_AT_ONCE: usize = 64;
+
+impl ItemSampler for LockedRanking {
+    fn ranking(&self) -> Option<&LockedRanking> {
+        Some(self)
+    }
+}
 
 /// An order under its lock, which a snapshot holds for one copy of all changes, others for a few items.
 pub struct LockedRanking(Mutex<Ranking>);
@@ -183,6 +206,21 @@ impl LockedRanking {
 
     pub fn lock(&self) -> MutexGuard<'_, Ranking> {
         lock(&self.0)
+    }
+
+    /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
+    pub fn offer(&self, mut count: u32, mut take: impl FnMut(ItemId) -> Result<Taken>) -> Result<()> {
+        while count > 0 {
+            // Locked until the item is taken: no other sample may remove it after it was put back.
+            let mut order = self.lock();
+            let Some(id) = order.at(0) else { break };
+            let taken = take(id)?;
+            count -= u32::from(matches!(taken, Taken::Again | Taken::Last));
+            if taken != Taken::Again {
+                order.remove(id);
+            }
+        }
+        Ok(())
     }
 
     /// Adds an item that was just inserted; another one may have had its slot.
