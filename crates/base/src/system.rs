@@ -1,4 +1,4 @@
-//! Time, pauses, threads, random bytes and errors of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
+//! Time, pauses, threads, random bytes and errors of the machine, on threads of a simulated world (feature `simulated`) those of the world.
 
 use std::io;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub mod simulated {
         static CURRENT: RefCell<Option<Rc<dyn Host>>> = const { RefCell::new(None) };
     }
 
-    /// The host of this thread, if it is a world's.
+    /// The host of this thread, if it belongs to a world.
     pub fn current() -> Option<Rc<dyn Host>> {
         // None at the end of a thread, where destructors may ask for the time, too.
         let current = CURRENT.try_with(|current| current.borrow().clone());

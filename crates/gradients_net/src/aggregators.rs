@@ -350,7 +350,7 @@ fn hold_session(
 
 /// Address to which an aggregator at `own` sends the datagrams for its parent's aggregator, at `parent`; the error says why none arrive.
 fn path(own: SocketAddr, parent: SocketAddr) -> Result<SocketAddr, String> {
-    // An address that cannot be bound here is another machine's.
+    // An address that cannot be bound here belongs to another machine.
     let is_remote = || !parent.ip().is_loopback() && UdpSocket::bind((parent.ip(), 0)).is_err();
     match (own, parent) {
         _ if own.ip().is_loopback() && is_remote() => Err(format!(

@@ -1,4 +1,4 @@
-//! Settings of the gradient service, in a server's flags and configuration file.
+//! Settings of the extension for gradients, in a server's flags and configuration file.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

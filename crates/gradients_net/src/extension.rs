@@ -1,4 +1,4 @@
-//! The plug-in: sums of gradients as a service of a server.
+//! The plug-in: sums of gradients as an extension of a server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::config::GradientsConfig;
 use crate::doctor;
 use crate::message::{self, NAME};
 
-/// Plugs the service in.
+/// Plugs the extension in.
 pub fn plug_in() {
     plugin::plug_in(&Plug);
 }
@@ -76,7 +76,7 @@ impl Extension for Aggregators {
     }
 
     fn session(self: Arc<Self>) -> Box<dyn Session> {
-        Box::new(Membership { service: self, parent: None, joined: None })
+        Box::new(Membership { aggregators: self, parent: None, joined: None })
     }
 
     fn address(&self) -> Option<String> {
@@ -100,7 +100,7 @@ impl Extension for Aggregators {
 
 /// A connection's membership in a job.
 struct Membership {
-    service: Arc<Aggregators>,
+    aggregators: Arc<Aggregators>,
     /// The job's session at the parent, while the connection waits for the job and while it is a member.
     parent: Option<Arc<ParentSession>>,
     /// Address of the aggregator, and session there.
@@ -114,7 +114,7 @@ impl Session for Membership {
             let reason = "this connection has joined a gradient job already: join over one connection for each worker";
             return Err(replay_wire::Error::Protocol(reason.to_owned()).into());
         }
-        let joined = self.service.join(&request, &mut self.parent);
+        let joined = self.aggregators.join(&request, &mut self.parent);
         let joined = match joined.map_err(Error::from)? {
             Attempt::Ready(joined) => joined,
             Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
@@ -124,13 +124,13 @@ impl Session for Membership {
     }
 
     fn changed(&self) -> EventListener {
-        self.service.changed()
+        self.aggregators.changed()
     }
 
     /// Not in `Drop`: a server that ends must not report its workers as missing.
     fn end(&mut self) {
         if let Some((at, session)) = self.joined.take() {
-            self.service.leave(at, session);
+            self.aggregators.leave(at, session);
         }
         self.parent = None;
     }

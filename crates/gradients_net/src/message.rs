@@ -1,4 +1,4 @@
-//! Messages of the service, as JSON: a request to join a job until the connection ends ([`JoinJob`](gradients::JoinJob)), and
+//! Messages of the extension, as JSON: a request to join a job until the connection ends ([`JoinJob`](gradients::JoinJob)), and
 //! the answer ([`Ticket`](gradients::Ticket)).
 //!
 //! ```json
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use replay_link::error::{Error, Result};
 
-/// Name of the service in requests and statistics.
+/// Name of the extension in requests and statistics.
 pub const NAME: &str = "gradients";
 
 /// Encodes a message.

@@ -41,7 +41,7 @@ pub struct JoinedJob {
 /// Joins a job on a server, as a worker or as a rack.
 ///
 /// # Errors
-/// [`NetError::Deadline`] at `until`; errors of connecting, and the server's.
+/// [`NetError::Deadline`] at `until`; errors of connecting and of the server.
 pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<'_>) -> Result<JoinedJob> {
     if let Some(stack) = dialer.address.stack().plugged() {
         return Err(Error::config(format!(

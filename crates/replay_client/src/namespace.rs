@@ -172,8 +172,8 @@ impl Namespace {
         }
     }
 
-    /// A server's statistics, limited to tables, parameters and members of extensions in the namespace. All other values are the whole
-    /// server's.
+    /// A server's statistics, limited to tables, parameters and members of extensions in the namespace. All other values are those
+    /// of the whole server.
     pub fn stats(&self, mut stats: Value) -> Value {
         let mut groups = vec!["/tables".to_owned(), "/parameters".to_owned()];
         for (extension, named) in stats["extensions"].as_object().into_iter().flatten() {

@@ -219,7 +219,7 @@ pub fn retry_for<T>(
     }
 }
 
-/// Whether the earlier error is more informative than the next attempt's. A server at its limits may also close connections without a
+/// Whether the earlier error is more informative than that of the next attempt. A server at its limits may also close connections without a
 /// reply, and the deadline may cut the last attempt short.
 fn says_more(before: &Error, next: &Error, took: Duration) -> bool {
     let cut_short = is_timeout(next) && took < ENOUGH;

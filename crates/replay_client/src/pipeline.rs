@@ -220,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         poll_immediate(next_reply(&mut self.reader, &self.server, self.namespace.as_ref())).await.transpose()
     }
 
-    /// Sends the end of the stream, without waiting for the server's.
+    /// Sends the end of the stream, without waiting for that of the server.
     pub async fn close(&mut self) {
         // Errors are ignored: a broken connection has ended.
         let _ = self.writer.shutdown().await;

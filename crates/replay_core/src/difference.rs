@@ -10,7 +10,7 @@
 //!   bytes    count
 //! ```
 //!
-//! Bytes after the last run equal the base's. Equal values have the empty difference.
+//! Bytes after the last run equal those of the base. Equal values have the empty difference.
 
 use std::ops::Range;
 

@@ -128,7 +128,7 @@ impl<T> Slab<T> {
         };
         let end = |word| is_live(word, handle).then_some(word & !LIVE);
         // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
-        // reads of the value come before the drop, which may be the last pin's.
+        // reads of the value come before the drop, which may be that of the last pin.
         let ended = slot.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, end);
         let Ok(word) = ended else {
             return false;

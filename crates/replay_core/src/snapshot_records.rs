@@ -139,7 +139,7 @@ impl<R: Read> RecordReader<R> {
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
-        // Twice, the second time as its complement: one that is damaged is no later release's.
+        // Twice, the second time as its complement: a damaged number is not that of a later release.
         let version = u16::from_le_bytes(reader.array()?);
         if u16::from_le_bytes(reader.array()?) != !version {
             return Err(reader.damaged("its format has no number"));

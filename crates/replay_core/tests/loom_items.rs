@@ -37,7 +37,7 @@ const OLD: ItemId = ItemId { slot: 0, generation: 1 };
 const NEW: ItemId = ItemId { slot: 0, generation: 3 };
 
 impl Memory {
-    /// Without an item. The chunks are there from the start, so that no chunk's publication helps an item's.
+    /// Without an item. The chunks are there from the start, so that the publication of a chunk does not help that of an item.
     fn new(max_times_sampled: u32) -> Self {
         let chunks = Slab::new(2);
         Memory {

@@ -29,7 +29,7 @@ fn server_with_a_queue() -> (RunningServer, Client) {
 
 #[test]
 fn pushes_through_cut_connections_are_applied_once_each() {
-    // The first connection is the pool's; the writer's are cut after so many bytes, of requests,
+    // The first connection is that of single calls; those of the writer are cut after so many bytes, of requests,
     // of acknowledgements, or of the handshake.
     for cut in (400..6_000).step_by(353) {
         let (server, direct) = server_with_a_queue();
@@ -51,7 +51,7 @@ fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
     let server = serve(&[&any_port("innet")], |config| config.write_deadline_ms = 1_000);
     let direct = client(&server);
     direct.create_table(&queue("steps"), &soon()).unwrap();
-    // Connections: the pool's, the writer's, that of updates, and the sampler's.
+    // Connections of single calls, of the writer, of updates and of the sampler.
     for after in [900, 1_300, 2_100] {
         let pausing = Proxy::pausing(port(&server), vec![usize::MAX, after, usize::MAX, 400, usize::MAX, 400]);
         let through = connect(&pausing.address, ConnectOptions::default()).unwrap();

@@ -20,7 +20,7 @@ use replay_wire::{
 };
 use simulation::Sim;
 
-/// Longest time for a server to end a connection whose client has said everything: its longest wait, an hour, several times.
+/// Longest time for a server to end a connection whose client has said everything: far beyond every deadline.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// Sends the bytes to a server, after a handshake if the first one is odd, and ends the stream. The server has to end the connection, with

@@ -100,7 +100,7 @@ impl Device {
     /// # Errors
     /// [`Error::Config`] if the device cannot.
     pub fn enable_promiscuous(&self) -> Result<()> {
-        // SAFETY: `port` is this device's.
+        // SAFETY: `port` belongs to this device.
         match unsafe { rte::rte_eth_promiscuous_enable(self.port) } {
             // A device without the mode, such as a memif, receives all frames anyway.
             0 => Ok(()),
@@ -249,7 +249,7 @@ pub fn reconnect_memif(queues: &mut [RxQueue]) {
         return;
     };
     let all = queues.len() == device.sending.len() && queues.iter().all(|other| Arc::ptr_eq(&other.device, device));
-    // SAFETY: `port` is this device's.
+    // SAFETY: `port` belongs to this device.
     let up = || unsafe { rte::innet_eth_link_is_up(device.port) } != 0;
     if !all || !is_memif(&device.claim.0) || up() {
         return;

@@ -142,7 +142,7 @@ fn a_server_that_was_killed_is_found_again_by_its_writers() {
     serving.signal(libc::SIGKILL);
     serving.end();
     let _serving = serve(&[]);
-    // No reset came from the dead server: the first call notices by the new one's.
+    // No reset came from the dead server: the first call notices by that of the new one.
     client.create_table(&queue("steps"), &soon()).unwrap();
     let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();

@@ -106,7 +106,7 @@ impl Estimates {
 
     /// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)| over
     /// k = `steps` rows from the estimate at index `first` on, without the bootstrap where the last step terminates.
-    /// It equals a double-Q learner's whose online and target networks are the actor's. `None` where a Q-value is
+    /// It equals that of a double-Q learner with the actor's network as online and target network. `None` where a Q-value is
     /// missing.
     fn td_error(&self, first: usize, steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
         let (mut target, mut discount) = (0.0, 1.0);

@@ -171,7 +171,7 @@ pub(super) struct SampledRow<'a> {
 /// Relation of a row to key rows.
 #[derive(Clone, Copy)]
 enum KeyRole<'a> {
-    /// Blobs of the row may be differences to this key row's.
+    /// Blobs of the row may be differences to those of this key row.
     DifferenceTo(RowParts<'a>),
     /// The next row is one with differences to this key row: its values are worth remembering.
     Key,
@@ -231,7 +231,7 @@ pub(super) struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// The row of a step; 0 is the anchor's.
+    /// The row of a step, counted from the anchor.
     pub(super) fn row(self, step: usize) -> SampledRow<'a> {
         self.window.rows.row(self.window.first + self.window.before + step)
     }

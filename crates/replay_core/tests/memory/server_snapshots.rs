@@ -172,7 +172,7 @@ fn ids_from_before_name_their_items_and_no_newcomer() {
     let batch = sample(&again.table, 64);
     assert_eq!(item_of(&batch, 3).probability, 0.93);
     assert_eq!(item_of(&batch, 3).id, third, "an item has one id");
-    // Once it is evicted, its slot is a newcomer's.
+    // Once it is evicted, another item has its slot.
     actor.push_next(8);
     let receipt = again.table.update_priorities(&[third], &[9.0]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 1));

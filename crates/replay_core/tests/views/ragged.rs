@@ -60,7 +60,7 @@ impl Row {
     }
 }
 
-/// An episode: an observation more than steps.
+/// The rows of an episode: T steps have T + 1 observations.
 type Episode = Vec<Row>;
 
 /// The values of a column in several rows, with their offsets.

@@ -195,7 +195,7 @@ pub trait DiskFile: Write {
     /// Writes everything to the disk; returns the size of the file in bytes.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     fn sync(&self) -> io::Result<u64>;
 }
 
@@ -278,7 +278,7 @@ impl DiskFile for File {
 /// Makes a folder of snapshots, if it is missing, which only this user can read.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the operating system.
 pub fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
