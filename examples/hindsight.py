@@ -29,22 +29,22 @@ class Hindsight(InnetReplayBuffer):
     def __init__(self, *args: Any, compute_reward: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.compute_reward = compute_reward
-        self.episode: list[tuple[Observation, Observation, NDArray[Any], NDArray[Any], list[dict[str, Any]]]] = []
+        self.episode: list[tuple[Observation, Observation, NDArray[Any], list[dict[str, Any]]]] = []
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """Adds a step; with the last one of an episode, all its steps again."""
         super().add(obs, next_obs, action, reward, done, infos)
-        self.episode.append((obs, next_obs, action, done, infos))
+        self.episode.append((obs, next_obs, action, infos))
         if done[0]:
             goal = {"desired_goal": next_obs["achieved_goal"]}
-            for old, new, taken, ended, told in self.episode:
+            for old, new, taken, told in self.episode:
                 reached = self.compute_reward(new["achieved_goal"], goal["desired_goal"], told)
-                # Without the time limit in its information: the goal that is reached ends the episode.
-                super().add(old | goal, new | goal, taken, reached, ended, [{}])
+                # The goal ends an episode, and no time limit does, which the information would tell.
+                super().add(old | goal, new | goal, taken, reached, reached == 0, [{}])
             self.episode.clear()
 
 
-def successes(kind: type[InnetReplayBuffer], **settings: Any) -> float:
+def successes(kind: type[InnetReplayBuffer]) -> float:
     """Share of 100 games that a DQN solves after training."""
     bits = BitFlippingEnv(BITS, continuous=False, max_steps=BITS)
     bits.seed(0)
@@ -53,7 +53,7 @@ def successes(kind: type[InnetReplayBuffer], **settings: Any) -> float:
         "MultiInputPolicy",
         env,
         replay_buffer_class=kind,
-        replay_buffer_kwargs=settings | ({"compute_reward": bits.compute_reward} if kind is Hindsight else {}),
+        replay_buffer_kwargs={"compute_reward": bits.compute_reward} if kind is Hindsight else {},
         buffer_size=100_000,
         learning_starts=1_000,
         learning_rate=1e-3,

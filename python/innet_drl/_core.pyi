@@ -761,9 +761,9 @@ class Replay(_ContextManager):
 
         The arguments are those of `sample`, for each batch. A function `beta` is called before every batch, and applies
         to batches not decoded yet. Batches of torch tensors come from a `innet_drl.torch_batches.TorchBatches`; their
-        copies to a CUDA device begin when they are decoded. With `allow_short` they are sampled when `next` is called,
-        not ahead. `timeout` is that of each `next`, and the wait of `writers_timeout` begins with the last batch, also
-        over several calls of `next`.
+        copies to a CUDA device begin when they are decoded, in a thread of the core, so that `prefetch` batches are
+        there. With `allow_short` they are sampled when `next` is called, not ahead. `timeout` is that of each `next`,
+        and the wait of `writers_timeout` begins with the last batch, also over several calls of `next`.
 
         `prefetch` is the number of batches decoded ahead, 0 to 1024. With 0 `next` samples on demand, so that a batch
         follows every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead

@@ -184,7 +184,7 @@ class TorchBatches:
         upload: `upload_to` of the device, which the batches begin their copies by.
     """
 
-    def __init__(self, batches: _core.Batches, device: str | torch.device, upload: _Upload | None) -> None:
+    def __init__(self, batches: _core.Batches, device: str | torch.device, upload: _Upload | None = None) -> None:
         self._batches = batches
         self._device = torch.device(device)
         self._upload = upload
@@ -208,6 +208,8 @@ class TorchBatches:
     def close(self) -> None:
         """Stops sampling ahead."""
         self._batches.close()
+        if self._upload is not None:
+            self._upload.finish()
 
     def __enter__(self) -> Self:
         return self
@@ -249,8 +251,9 @@ class _Upload:
     """Copies batches to a CUDA device from where the core decoded them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # With its number, which a thread of the core does not know.
+        self._device = self._stream.device
         # Memory of batches, oldest first, with the event after its copy: the core decodes no other batch there before.
         self._sources: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         self._lock = threading.Lock()
@@ -264,7 +267,8 @@ class _Upload:
         """
         flat, layout = batch._memory()
         source = torch.from_numpy(flat)
-        with torch.cuda.stream(self._stream):
+        # In a new thread device 0 is the current one: restoring its stream would make a context there.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             on_device = source.to(self._device, non_blocking=True)
         copied = self._stream.record_event()
         with self._lock:
@@ -279,6 +283,12 @@ class _Upload:
         # The allocator must not reuse the memory before the reader's stream has used it.
         on_device.record_stream(reader)
         reader.wait_event(copied)
+
+    def finish(self) -> None:
+        """Waits for the copies, and releases the memory that they are from."""
+        self._stream.synchronize()
+        with self._lock:
+            self._sources.clear()
 
 
 def upload_to(device: torch.device) -> _Upload | None:

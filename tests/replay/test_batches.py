@@ -375,6 +375,9 @@ class Upload:
         assert copied == "event"
         self.awaited.append(on_device)
 
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
 
 def test_a_copy_to_a_device_begins_before_its_batch_is_asked_for(
     make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch
@@ -401,6 +404,33 @@ def test_a_copy_to_a_device_begins_before_its_batch_is_asked_for(
         batch.acknowledge()
         with pytest.raises(errors.LeaseError):
             batch.acknowledge()
+
+
+def test_an_iterator_may_be_collected_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = Upload(monkeypatch)
+    collecting = threading.Event()
+    begin = Upload.__call__
+
+    def collect(self: Upload, batch: innet.Batch) -> tuple[Any, Any, str]:
+        assert collecting.wait(60)
+        gc.collect()
+        return begin(self, batch)
+
+    monkeypatch.setattr(Upload, "__call__", collect)
+    with innet.Memory([table()]) as replay:
+        fill(replay, 100)
+        gc.disable()
+        try:
+            batches = replay.batches("t", 32, VIEW, prefetch=1, device="cpu", timeout=5)
+            batches.on_sample = lambda kept=batches: kept  # type: ignore[misc]
+            left = weakref.ref(batches)
+            del batches
+            collecting.set()
+            until(lambda: left() is None)
+        finally:
+            gc.enable()
+        assert len(replay.sample("t", 4, VIEW)) == 4
+    assert threading.get_ident() not in upload.threads
 
 
 def test_a_copy_that_fails_is_the_reader_s_error(make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch) -> None:

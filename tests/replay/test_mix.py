@@ -173,7 +173,7 @@ def test_tables_that_do_not_fit_are_told_apart(replay: innet.Replay) -> None:
     fill(replay)
     other = {**COLUMNS, "reward": "float64"}
     replay.create_table(innet.Table("double", other, 1000, view=VIEW))
-    with pytest.raises(errors.SchemaError, match=r"\"double\".*\[reward: float64 \(\).*\"online\".*\[reward: float32"):
+    with pytest.raises(errors.SchemaError, match=r"\"double\".*reward: float64 \(\).*\"online\".*reward: float32"):
         replay.sample(innet.Mix({"online": 0.5, "double": 0.5}), 8)
     replay.create_table(innet.Table("sequences", COLUMNS, 1000, view=innet.Sequences(4)))
     with pytest.raises(errors.ConfigError, match=r"have the views NStep.* and Sequences.*name one view"):

@@ -385,7 +385,9 @@ impl Drop for Ahead {
         self.shared.stop.store(true, Ordering::Relaxed);
         // Wakes the thread if it waits for space in the channel.
         self.batches = None;
-        if let Some(thread) = self.thread.take() {
+        // Python's garbage collection may drop it in its own thread, in a copy that this begins.
+        let current = std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != current) {
             // A panic is ignored: the panic hook has printed it.
             let _ = thread.join();
         }

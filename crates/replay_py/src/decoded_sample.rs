@@ -108,7 +108,7 @@ impl TableDecoder {
         if ours.columns.len() == theirs.columns.len() && ours.columns.iter().zip(&theirs.columns).all(same) {
             return Ok(());
         }
-        let (our_columns, their_columns) = (ours.columns_text(&theirs.columns), theirs.columns_text(&ours.columns));
+        let (our_columns, their_columns) = (ours.columns_text(&[]), theirs.columns_text(&[]));
         let reason = format!(
             "it has the columns {their_columns}, and table {:?} of the same mix {our_columns}: the tables of a mix have the same \
              columns, in the same order",
@@ -174,10 +174,11 @@ pub struct DecodedSample {
 }
 
 impl DecodedSample {
-    /// Begins the copy of the batch to a device. Where `copy` raises, the reader calls it again and gets the exception.
+    /// Begins the copy of the batch to a device. Where `copy` raises, the reader calls it again.
     pub fn begin_copy(&mut self, copy: &Py<PyAny>) {
         let batch = PyBatch::new(self.batch.len, self.batch.arrays.clone());
-        self.copied = interpreter::try_attach(|py| copy.call1(py, (batch,)).ok()).flatten();
+        let warn = |error: &PyErr| tracing::warn!(%error, "a copy did not begin ahead");
+        self.copied = interpreter::try_attach(|py| copy.call1(py, (batch,)).inspect_err(warn).ok()).flatten();
     }
 
     /// The batch, which now counts for the rate limiter.

@@ -41,7 +41,7 @@ def check_outputs(json: Path, csv: Path | None, plot: Path | None, *, needs_plot
     check_output("--json", json)
     check_output("--csv", csv)
     check_output("--plot", plot, PICTURES)
-    named = [path for path in (json, csv, plot) if path is not None]
+    named = [path.resolve() for path in (json, csv, plot) if path is not None]
     if len(set(named)) < len(named):
         raise ConfigurationError("--json, --csv and --plot: each needs a file of its own")
     if needs_plot and not can_draw():

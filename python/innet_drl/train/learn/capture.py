@@ -43,7 +43,7 @@ class CudaGraph:
     def __init__(self, function: Callable[[], Tensor]) -> None:
         self._graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         try:
-            # The threads of autograd may allocate meanwhile.
+            # The threads of autograd, and of copies to the device, may allocate meanwhile.
             with torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local"):
                 self._result = function()
         except BaseException:
