@@ -422,7 +422,7 @@ def test_an_iterator_may_be_collected_in_its_own_thread(monkeypatch: pytest.Monk
         gc.disable()
         try:
             batches = replay.batches("t", 32, VIEW, prefetch=1, device="cpu", timeout=5)
-            batches.on_sample = lambda kept=batches: kept  # type: ignore[misc]
+            batches.on_sample = lambda kept=batches: kept
             left = weakref.ref(batches)
             del batches
             collecting.set()
