@@ -20,7 +20,7 @@ CASES: list[Case] = [{"system": name, "actors": actors} for name in ("a", "b", "
 
 
 def taken(path: Path, values: dict[int, list[Figure]], cases: list[Case] = CASES[:1], **flags: Any) -> Measurements:
-    """Measurements of the cases, whose figures are those of the number of the repeat."""
+    """Measurements of the cases: repeat i has the figures `values[i]`."""
     kept = Measurements("made-up", RepeatFlags(json=path, repeats=len(values), **flags), cases)
     for case, repeat in list(kept.missing()):
         with kept.measurement(case, repeat) as figures:

@@ -1,4 +1,4 @@
-//! Time, pauses, threads, random bytes and errors of the machine, on threads of a simulated world (feature `simulated`) those of the world.
+//! Time, pauses, threads, random bytes and errors of the machine. Threads of a simulated world (feature `simulated`) get them from the world.
 
 use std::io;
 use std::sync::Arc;

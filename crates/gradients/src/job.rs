@@ -185,7 +185,7 @@ impl Job {
     }
 
     /// Adds a member. Returns the member that it replaces, and the round to begin with. A synchronous job to which that
-    /// member has contributed is reset, so that its contributions do not count as those of the new member.
+    /// member has contributed is reset: otherwise its contributions would count for the new member.
     pub fn admit<T: Transmit>(&mut self, worker: u16, member: Member, out: &mut T) -> (Option<Member>, u64) {
         let state = &mut self.members[usize::from(worker)];
         let name = member.name.clone();

@@ -10,7 +10,7 @@
 //!   bytes    count
 //! ```
 //!
-//! Bytes after the last run equal those of the base. Equal values have the empty difference.
+//! After the last run, value and base are equal. The difference of equal values is empty.
 
 use std::ops::Range;
 

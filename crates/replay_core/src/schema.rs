@@ -154,7 +154,7 @@ pub mod flags {
     pub const TRUNCATED: u8 = 4;
     /// The last observation of an episode, without action and reward.
     pub const FINAL: u8 = 8;
-    /// Blobs of the row are differences to those of its key row.
+    /// Blobs of the row are differences to its key row.
     pub const DIFFERENCE: u8 = 16;
     /// In a reply: a key row outside its window.
     pub const REFERENCE: u8 = 32;

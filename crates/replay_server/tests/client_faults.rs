@@ -29,7 +29,7 @@ fn server_with_a_queue() -> (RunningServer, Client) {
 
 #[test]
 fn pushes_through_cut_connections_are_applied_once_each() {
-    // The first connection is that of single calls; those of the writer are cut after so many bytes, of requests,
+    // Single calls take the first connection. Connections of the writer are cut after so many bytes of requests,
     // of acknowledgements, or of the handshake.
     for cut in (400..6_000).step_by(353) {
         let (server, direct) = server_with_a_queue();

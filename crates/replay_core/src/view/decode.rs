@@ -171,7 +171,7 @@ pub(super) struct SampledRow<'a> {
 /// Relation of a row to key rows.
 #[derive(Clone, Copy)]
 enum KeyRole<'a> {
-    /// Blobs of the row may be differences to those of this key row.
+    /// Blobs of the row may be differences to this key row.
     DifferenceTo(RowParts<'a>),
     /// The next row is one with differences to this key row: its values are worth remembering.
     Key,

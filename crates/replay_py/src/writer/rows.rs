@@ -51,7 +51,7 @@ impl PyWriter {
         })
     }
 
-    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the last of them.
+    /// Reads an argument with one element for each environment, of a dtype in `allowed`. Literals are converted to the last one, the widest.
     pub(super) fn elements<'py>(
         &self,
         steps: Option<usize>,

@@ -44,7 +44,7 @@ fn running() -> &'static Tally {
     &TALLIES[usize::from(SERVING.load(Relaxed))]
 }
 
-/// Counts the operations of `work` as those of the server.
+/// Counts the operations of `work` for the server.
 pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     SERVING.store(true, Relaxed);
     let done = work();
