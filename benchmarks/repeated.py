@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.report import Line
 from innet_drl.analysis.pictures import check_outputs
-from innet_drl.analysis.spread import spread
+from innet_drl.analysis.spread import NOISY, spread, unsteady
 from innet_drl.train.files import replacing
 from innet_drl.train.observe.cost import OtherPrograms
 
@@ -28,10 +28,6 @@ Case = dict[str, Any]
 """What is measured: names and plain JSON values. The figures of a case have them too."""
 Figure = dict[str, Any]
 """`what`, `value` and `unit`; of many times also their `count`, the `largest`, and of 100 or more the `p99`."""
-NOISY = 0.05
-"""Share of the cores that other programs may use without a warning."""
-UNSTEADY = 0.25
-"""Half of a figure's spread, as a share of its median, above which the tables warn."""
 COUNT_OF_P99 = 100
 """Fewest values whose 99th percentile is not their largest."""
 
@@ -156,10 +152,7 @@ class Measurements:
             f"used up to {most:.0%} of the cores"
             f"{': end them, and measure again into another file' if most > NOISY else ''}."
         )
-        unsteady = sum(line["high"] - line["low"] > 2 * UNSTEADY * line["value"] for line in lines)
-        if unsteady:
-            more = self._flags.repeats + 2
-            yield f"{unsteady} of {len(lines)} figures are uncertain by more than a quarter: --repeats {more} or more."
+        yield from unsteady([(line["value"], line["low"], line["high"]) for line in lines], self._flags.repeats)
 
     def _read(self) -> list[dict[str, Any]]:
         """Reads the file of an earlier run.
@@ -223,6 +216,12 @@ def tail(line: Line, form: str = ",.1f") -> str:
     """Returns the 99th percentile of times, or the largest where a repeat has fewer than 100, with its name."""
     name = "p99" if "p99" in line else "largest"
     return f"{name} {line[name]:{form}}"
+
+
+def repeats(lines: list[Line]) -> str:
+    """Returns the number of repeats: `n = 3`, or `n = 2 to 3`."""
+    low, high = (end(line["n"] for line in lines) for end in (min, max))
+    return f"n = {high}" if low == high else f"n = {low} to {high}"
 
 
 def _median(repeats: list[Figure]) -> Line:

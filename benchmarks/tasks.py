@@ -52,6 +52,13 @@ class Task(Protocol):
         """Ends all started processes."""
 
 
+class _Here:
+    """A task in this process."""
+
+    def close(self) -> None:
+        """Does nothing: it has started no process."""
+
+
 class _OnServer:
     """A task on the system's server, which counts CPU seconds of client and server."""
 
@@ -121,7 +128,26 @@ class _FedHere(_Fed):
         super().close()
 
 
-class Push(_Fed):
+class _FedByClients(_Fed):
+    """Writers in processes of their own."""
+
+    clients: Clients
+
+    def counted(self, push: Callable[[], Round], unit: int = 1) -> Round:
+        """Runs pushes of `unit` transitions, with the server's CPU seconds."""
+        server = cpu_seconds(self.service.process.pid)
+        result = push()
+        result["server_cpu_s"] = cpu_seconds(self.service.process.pid) - server
+        self.sent += unit * result["count"]
+        self.check_count()
+        return result
+
+    def close(self) -> None:
+        self.clients.close()
+        super().close()
+
+
+class Push(_FedByClients):
     """Rate of actors in processes of their own, up to the last acknowledged transition."""
 
     def __init__(
@@ -138,16 +164,7 @@ class Push(_Fed):
         self.sent += self.clients.push(5_000)
 
     def measure(self, seconds: float) -> Round:
-        server = cpu_seconds(self.service.process.pid)
-        result = self.clients.saturate(seconds)
-        result["server_cpu_s"] = cpu_seconds(self.service.process.pid) - server
-        self.sent += result["count"]
-        self.check_count()
-        return result
-
-    def close(self) -> None:
-        self.clients.close()
-        super().close()
+        return self.counted(lambda: self.clients.saturate(seconds))
 
 
 class Sample(_OnServer):
@@ -182,7 +199,7 @@ class Sample(_OnServer):
         super().close()
 
 
-class SampleInProcess:
+class SampleInProcess(_Here):
     """Samples batches from a memory in the learner's process."""
 
     def __init__(self, system: ModuleType, batch: int = 512, items: int = 50_000, **settings: Any) -> None:
@@ -197,11 +214,8 @@ class SampleInProcess:
     def measure(self, seconds: float) -> Round:
         return timed(self.memory.sample, seconds)
 
-    def close(self) -> None:
-        pass
 
-
-class Vectors:
+class Vectors(_Here):
     """Samples transitions of vectors by priority, and sets the priorities of each batch."""
 
     def __init__(self, system: ModuleType, items: int = 1_000_000, batch: int = 256, **settings: Any) -> None:
@@ -249,11 +263,8 @@ class Vectors:
         ids, _ = self.memory.sample()
         self.memory.rewrite(ids, self.fresh[self.turn % len(self.fresh)])
 
-    def close(self) -> None:
-        pass
 
-
-class Tree:
+class Tree(_Here):
     """Samples indexes by priority, and updates their priorities."""
 
     def __init__(self, system: ModuleType, items: int = 1 << 20, batch: int = 512, **settings: Any) -> None:
@@ -288,9 +299,6 @@ class Tree:
     def _sample_and_rewrite(self) -> None:
         self.turn += 1
         self.tree.rewrite(self.tree.sample(), self.fresh[self.turn % len(self.fresh)])
-
-    def close(self) -> None:
-        pass
 
 
 class Parameters(_OnServer):
@@ -353,7 +361,7 @@ class Memory(_FedHere):
         return result | {"bytes": resident_bytes(self.service.process.pid) - before}
 
 
-class Connections(_Fed):
+class Connections(_FedByClients):
     """Latency of pushes of 50 transitions from many connections in open loop, at a fixed total load.
 
     Pushes are due at fixed times, and latency counts from the due time, so that a stall of the server also counts for
@@ -382,22 +390,12 @@ class Connections(_Fed):
         self.sent += self.clients.push(max(PUSH, LEAST // connections))
 
     def measure(self, seconds: float) -> Round:
-        server = cpu_seconds(self.service.process.pid)
         if self.pushes_per_s:
-            result = self.clients.offer(seconds, self.pushes_per_s, PUSH)
-        else:
-            result = self.clients.saturate(seconds)
-        result["server_cpu_s"] = cpu_seconds(self.service.process.pid) - server
-        self.sent += result["count"] * (PUSH if self.pushes_per_s else 1)
-        self.check_count()
-        return result
-
-    def close(self) -> None:
-        self.clients.close()
-        super().close()
+            return self.counted(lambda: self.clients.offer(seconds, self.pushes_per_s, PUSH), PUSH)
+        return self.counted(lambda: self.clients.saturate(seconds))
 
 
-class Windows:
+class Windows(_Here):
     """Samples windows of other shapes: sequences of a given length, or frames of a given size."""
 
     def __init__(self, system: ModuleType, batch: int, side: int = 84, length: int | None = None) -> None:
@@ -414,11 +412,8 @@ class Windows:
     def measure(self, seconds: float) -> Round:
         return timed(self.windows.sample, seconds)
 
-    def close(self) -> None:
-        pass
 
-
-class Limit:
+class Limit(_Here):
     """The best possible result of the machine."""
 
     def __init__(self, system: ModuleType, what: str) -> None:
@@ -430,9 +425,6 @@ class Limit:
     def measure(self, seconds: float) -> Round:
         result = timed(self.limit.call, seconds)
         return result | {"count": self.limit.count * result["count"]}
-
-    def close(self) -> None:
-        pass
 
 
 _ALL = (

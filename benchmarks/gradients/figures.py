@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.charts import GREY, OTHER, OURS, STYLE
-from benchmarks.repeated import cell, tail
+from benchmarks.repeated import cell, repeats, tail
 from benchmarks.report import Line, markdown
 from innet_drl.analysis import pictures
 
@@ -51,7 +51,7 @@ def tables(lines: list[Line], path: str) -> str:
             name = system if loss is None else f"{system}, one by one, {loss:.1%} lost"
             cells = {line["what"]: FIGURES[line["what"]][1](line) for line in row}
             rows.append([name, f"{size:,}", *(cells.get(what, "-") for what in columns)])
-        head = [f"{workers} workers, {path}: {task}, {_repeats(found)}", "bytes"]
+        head = [f"{workers} workers, {path}: {task}, {repeats(found)}", "bytes"]
         parts.append(markdown([*head, *(FIGURES[what][0] for what in columns)], rows))
     return "\n".join(parts)
 
@@ -72,7 +72,7 @@ def draw(lines: list[Line], picture: Path, path: str) -> None:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis, (draw_panel, title, found) in zip(axes, panels, strict=False):
             draw_panel(axis, found)
-            axis.set_title(f"{title}, {_repeats(found)}")
+            axis.set_title(f"{title}, {repeats(found)}")
         for axis in axes[len(panels) :]:
             axis.remove()
         figure.suptitle(f"Medians, {path};\nwhiskers: where 95 of 100 such medians fall", fontsize="medium")
@@ -121,8 +121,3 @@ def _grouped(lines: list[Line], *names: str) -> Iterator[tuple[tuple[Any, ...], 
     """Yields the lines that have the same values of these names, with the values."""
     for values in dict.fromkeys(tuple(map(line.get, names)) for line in lines):
         yield values, [line for line in lines if tuple(map(line.get, names)) == values]
-
-
-def _repeats(lines: list[Line]) -> str:
-    low, high = (end(line["n"] for line in lines) for end in (min, max))
-    return f"n = {high}" if low == high else f"n = {low} to {high}"

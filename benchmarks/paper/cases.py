@@ -55,10 +55,10 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """The paper's cases."""
 DELAYED_DEFAULTS: Mapping[str, Any] = {
+    **DEFAULTS,
     "actors": (2,),
     "systems": ("redis", "sampling", "ahead", "edge"),
     "formats": ("frames",),
-    "push_transitions": (TRANSITIONS,),
     "parameters_every": (50,),
     "actor_ms": 100.0,
     "update_ms": 10.0,

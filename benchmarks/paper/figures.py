@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper.cases import FORMATS, SYSTEMS
-from benchmarks.repeated import cell, tail
+from benchmarks.repeated import cell, repeats, tail
 from benchmarks.report import Line, markdown
 from innet_drl.analysis import pictures
 
@@ -67,7 +67,7 @@ def tables(lines: list[Line]) -> str:
         for what in (*PANELS[setting], *(SHARES if setting == "actors" else ())):
             title, unit, form = FIGURES[what]
             if curves := _curves(of_group, what, setting):
-                head = [f"{title}, {unit}; {_repeats(of_group)}; by {SETTINGS[setting]}", *map("{:g}".format, values)]
+                head = [f"{title}, {unit}; {repeats(of_group)}; by {SETTINGS[setting]}", *map("{:g}".format, values)]
                 rows = [
                     [_label(*curve), *(_cell(found[value], form) if value in found else "-" for value in values)]
                     for curve, found in curves.items()
@@ -95,7 +95,7 @@ def draw(lines: list[Line], path: Path) -> None:
         areas = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
         for (heading, of_part, bars), area in zip(parts, areas, strict=True):
             area.suptitle(
-                f"{heading}\nmedians, whiskers: where 95 of 100 such medians fall, {_repeats(of_part)}", fontsize=8
+                f"{heading}\nmedians, whiskers: where 95 of 100 such medians fall, {repeats(of_part)}", fontsize=8
             )
             rows = [PANEL] * (len(PANELS[setting]) // 2) + [BAR * len(bars) + 0.5] * bool(bars)
             axes = list(area.subplots(len(rows), 2, height_ratios=rows).flat)
@@ -198,11 +198,6 @@ def _curves(lines: list[Line], what: str, setting: str) -> dict[tuple[str, str],
 
 def _values(lines: list[Line], setting: str) -> list[Any]:
     return sorted({line[setting] for line in lines})
-
-
-def _repeats(lines: list[Line]) -> str:
-    counts = sorted({line["n"] for line in lines})
-    return f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
 def _label(system: str, stack: str) -> str:

@@ -133,6 +133,18 @@ def test_a_learner_that_begins_first_has_the_items_of_all_collectors_also_of_a_k
         buffer.replay.close()
 
 
+def test_collectors_may_have_their_entries_in_another_order(tmp_path: Path) -> None:
+    """TorchRL's do: an actor's entries are in the order of a set of texts."""
+    with served_memories(tmp_path, 1) as address:
+        for first, second in (("left", "right"), ("right", "left")):
+            buffer = InnetReplayBuffer(1_000, batch_size=32, address=address, timeout=20.0)
+            values = {name: torch.full((8,), len(name)) for name in (first, second)}
+            buffer.extend(TensorDict({"next": TensorDict(values, [8]), **values}, [8]))
+        sampled = buffer.sample()
+        for path in ("left", "right", ("next", "left"), ("next", "right")):
+            assert (sampled[path] == len(path if isinstance(path, str) else path[1])).all()
+
+
 def test_it_goes_on_after_a_server_was_restarted_without_its_items(tmp_path: Path) -> None:
     with Server(f"unix://{tmp_path}/server") as server:
         collector, learner = (InnetReplayBuffer(1_000, address=server.address, batch_size=8) for _ in range(2))

@@ -115,6 +115,8 @@ def test_medians_decide(machine: Machine, tmp_path: Path, capsys: pytest.Capture
     assert "90 (0-4,959)" in printed
     assert "9.0 (0.0-495.9)" in printed
     assert "RAPL, and no columns of it: made up" in printed
+    wide = sum(point["actors"] == 3 for point in found["points"])
+    assert f"{wide} of {len(found['points'])} figures are uncertain by more than a quarter: --repeats 5 or" in printed
 
 
 def test_a_second_run_measures_what_is_missing(machine: Machine, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_unsteady_figures_and_busy_cores_are_told(
     kept.finish(tables, None)
     shown = capsys.readouterr().out
     assert "Other programs used up to 31% of the cores: end them, and measure again into another file." in shown
-    assert "1 of 2 figures are uncertain by more than a quarter: --repeats 5 or more." in shown
+    assert "1 of 2 figures are uncertain by more than a quarter: --repeats 5 or more" in shown
     assert f"written anew: {tmp_path}/a.csv\n3 of 3 measurements: {tmp_path}/a.json" in shown
     with (tmp_path / "a.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 
 
-def run_example(name: str, *flags: str) -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *flags]
+def run_example(name: str, *flags: str, warnings: str = "error") -> str:
+    command = [sys.executable, "-W", warnings, str(EXAMPLES / name), *flags]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     # On a busy machine a call tells whom it waits for.
@@ -124,6 +124,14 @@ def test_demonstrations_teach_offline_and_stay_in_half_of_each_batch() -> None:
     offline, *online = means(run_example("offline_to_online.py"))
     assert offline > 2 * CHANCE
     assert max(online) > 4 * CHANCE
+
+
+@pytest.mark.timeout(300)
+def test_collectors_of_torchrl_fill_a_buffer_at_a_server() -> None:
+    # The import of TorchRL's collectors warns.
+    scores = means(run_example("torchrl_collector.py", "--updates", "1500", warnings="default"))
+    assert len(scores) == 3
+    assert max(scores) > 4 * CHANCE
 
 
 @pytest.mark.timeout(300)

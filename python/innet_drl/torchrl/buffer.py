@@ -166,7 +166,8 @@ class InnetReplayBuffer:
 
     def _extend(self, columns: Mapping[str, NDArray[Any]], rows: dict[str, Any]) -> None:
         if self._writer is None:
-            made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()}
+            # The order of a TensorDict's entries differs between processes.
+            made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in sorted(columns.items())}
             self.replay.create_table(replace(self._definition, columns=made), self.timeout)
             # Whole chunks are evicted: a chunk is a small part of the items.
             chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))

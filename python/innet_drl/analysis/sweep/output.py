@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from innet_drl.analysis import pictures
-from innet_drl.analysis.spread import high, low
+from innet_drl.analysis.spread import NOISY, high, low, spread, unsteady
 from innet_drl.analysis.sweep.knee import curve_of
 from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined
 from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
 from innet_drl.train.observe.display import aligned
 
-NOISY = 0.05
-"""Share of the hardware threads that other programs may use without a warning."""
 SPREAD = (statistics.median, low, high)
 GREY = "#888888"
 SPEED_UP = "rate, first point = 1"
@@ -105,7 +103,9 @@ def summary(sweep: Sweep) -> str:
         f"recommended: --actors {chosen['actors']} --environments {chosen['environments']} on {chosen['threads']} "
         f"hardware threads, {chosen['share_of_best']:.0%} of the highest rates"
     )
-    return "\n".join([*lines, errors(found["model"]), *disturbed(sweep)])
+    rates = [[point.frames_per_s for point in repeats] for repeats in sweep.repeats.values()]
+    more = unsteady([(statistics.median(each), *spread(each)) for each in rates], max(map(len, rates)))
+    return "\n".join([*lines, errors(found["model"]), *disturbed(sweep), *more])
 
 
 def report(sweep: Sweep, table: Path | None, plot: Path) -> None:
