@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks import report
-from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN
+from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN, PrioritizedSAC
 
 LENGTH = 12
 """States of the cliffwalk: a random walk in 2^12 ends well."""
@@ -37,9 +37,17 @@ SAC_GAMES: dict[str, tuple[str, dict[str, Any], int]] = {
     "pendulum": ("Pendulum-v1", {}, 6_000),
     # Needs Box2D: pip install 'gymnasium[box2d]'.
     "lunarlander": ("LunarLander-v3", {"continuous": True}, 30_000),
+    # Needs MuJoCo: pip install 'gymnasium[mujoco]'.
+    "halfcheetah": ("HalfCheetah-v5", {}, 20_000),
 }
 """Environment of a game of SAC, its arguments, and steps."""
-Game = Literal["cliffwalk", "cartpole", "pendulum", "lunarlander"]
+SAC_SYSTEMS: tuple[tuple[str, type[SAC], type[ReplayBuffer]], ...] = (
+    ("SAC on ReplayBuffer", SAC, ReplayBuffer),
+    ("SAC on InnetReplayBuffer", SAC, InnetReplayBuffer),
+    ("PrioritizedSAC", PrioritizedSAC, InnetReplayBuffer),
+)
+"""Name, algorithm and buffer."""
+Game = Literal["cliffwalk", "cartpole", "pendulum", "lunarlander", "halfcheetah"]
 
 
 def algorithms(games: tuple[Game, ...] = ("cliffwalk", "cartpole", "pendulum"), seeds: int = 5) -> None:
@@ -147,11 +155,11 @@ def _cartpole(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _sac(game: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     environment, arguments, steps = SAC_GAMES[game]
-    for name, buffer in (("SAC on ReplayBuffer", ReplayBuffer), ("SAC on InnetReplayBuffer", InnetReplayBuffer)):
+    for name, algorithm, buffer in SAC_SYSTEMS:
         timed = _Timed()
         kind: Any = type(buffer.__name__, (buffer,), {"add": timed(buffer.add), "sample": timed(buffer.sample)})
         made = gymnasium.make(environment, **arguments)
-        model = SAC("MlpPolicy", made, replay_buffer_class=kind, seed=seed)
+        model = algorithm("MlpPolicy", made, replay_buffer_class=kind, seed=seed)
         began = time.process_time()
         model.learn(steps)
         seconds = time.process_time() - began

@@ -77,7 +77,7 @@ class Measurements:
         self.path = flags.json or Path(f"{command}.json")
         check_outputs(self.path, flags.csv, flags.plot, needs_plot=flags.plot is not None)
         self._flags, self._cases = flags, cases
-        kept = set(map(_name, dataclasses.fields(RepeatFlags))) - {"seed"}
+        kept = {field.name for field in dataclasses.fields(RepeatFlags)} - {"seed"}
         of_flags = {name: value for name, value in dataclasses.asdict(flags).items() if name not in kept}
         self._about = {
             "command": command,
@@ -162,13 +162,12 @@ class Measurements:
         """
         other = "choose another file with --json"
         try:
-            kept = json.loads(self.path.read_text())
-            measured: list[dict[str, Any]] = kept["measurements"]
-            told = {name: kept[name] for name in self._about}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            kept = _checked(json.loads(self.path.read_text()), *self._about, "medians", "measurements")
+            measured = [_checked(each, "case", "repeat", "others", "figures") for each in kept["measurements"]]
+        except (OSError, ValueError, TypeError) as error:
             raise SystemExit(f"{self.path} is no file of measurements ({error}): {other}") from None
         for what, now in self._about.items():
-            if (differs := _difference(told[what], now)) is not None:
+            if (differs := _difference(kept[what], now)) is not None:
                 named = "command " if what == "command" else ""
                 raise SystemExit(f"{self.path} has measurements of {named}{differs}: {other}")
         return measured
@@ -241,6 +240,12 @@ def _median(repeats: list[Figure]) -> Line:
     return line
 
 
+def _checked(values: dict[str, Any], *fields: str) -> dict[str, Any]:
+    if differs := values.keys() ^ set(fields):
+        raise ValueError(f"the field {min(differs)} is missing or unknown")
+    return values
+
+
 def _difference(kept: Any, now: Any) -> str | None:
     """The first difference of two values or mappings, in words."""
     if not isinstance(now, Mapping):
@@ -253,7 +258,3 @@ def _difference(kept: Any, now: Any) -> str | None:
 
 def _key(case: Case) -> str:
     return json.dumps(case, sort_keys=True)
-
-
-def _name(field: Any) -> str:
-    return str(field.name)

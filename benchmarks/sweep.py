@@ -59,14 +59,8 @@ def sweep(
                 once = task in ("Wire", "Memory")
                 results = measure([entry], 1 if once else rounds, seconds)[system].rounds
                 score = statistics.median(each["count"] / each["bytes" if once else "elapsed"] for each in results)
-                unit = "transitions a byte" if once else "a second"
-                row = {
-                    "system": system,
-                    "part": part,
-                    "settings": settings,
-                    "score": float(f"{score:.4g}"),
-                    "unit": unit,
-                }
+                row = {"system": system, "part": part, "settings": settings, "score": float(f"{score:.4g}")}
+                row["unit"] = "transitions a byte" if once else "a second"
                 rows[_key(row)] = row
                 print(json.dumps(row), flush=True)
                 RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")

@@ -102,16 +102,30 @@ class _Fed(_OnServer):
 
 
 class _FedHere(_Fed):
-    """One writer, in this process."""
+    """One writer, in this process, whose pushes cost bytes."""
 
     def __init__(
-        self, system: ModuleType, capacity: int, through: bool, server: dict[str, Any] | None, **settings: Any
+        self,
+        system: ModuleType,
+        transitions: int,
+        capacity: int,
+        *,
+        through: bool,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(system, capacity, server)
+        self.transitions = transitions
         self.link = RelayProcess(self.service.address) if through else None
         self.writer = system.Writer(self.link.address if self.link else self.service.address, **settings)
         # The first pushes include connecting and opening, which are not measured.
         self.push(LEAST)
+
+    def grown(self, count: Callable[[], int]) -> Round:
+        """Pushes, and returns how much the bytes grew."""
+        before = count()
+        result = self.push(self.transitions)
+        return result | {"bytes": count() - before}
 
     def push(self, transitions: int) -> Round:
         """Times pushes of 50 transitions."""
@@ -325,40 +339,23 @@ class Parameters(_OnServer):
 class Wire(_FedHere):
     """TCP payload bytes of a transition in both directions, counted by a relay."""
 
-    def __init__(
-        self,
-        system: ModuleType,
-        transitions: int = 8_000,
-        server: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(system, 20_000, True, server, **settings)
-        self.transitions = transitions
+    def __init__(self, system: ModuleType, transitions: int = 8_000, **settings: Any) -> None:
+        super().__init__(system, transitions, 20_000, through=True, **settings)
 
     def measure(self, seconds: float) -> Round:
-        assert self.link is not None
-        before = self.link.bytes
-        result = self.push(self.transitions)
-        return result | {"bytes": self.link.bytes - before}
+        link = self.link
+        assert link is not None
+        return self.grown(lambda: link.bytes)
 
 
 class Memory(_FedHere):
     """Growth of a server's resident memory with pushed transitions."""
 
-    def __init__(
-        self,
-        system: ModuleType,
-        transitions: int = 50_000,
-        server: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(system, transitions + 20_000, False, server, **settings)
-        self.transitions = transitions
+    def __init__(self, system: ModuleType, transitions: int = 50_000, **settings: Any) -> None:
+        super().__init__(system, transitions, transitions + 20_000, through=False, **settings)
 
     def measure(self, seconds: float) -> Round:
-        before = resident_bytes(self.service.process.pid)
-        result = self.push(self.transitions)
-        return result | {"bytes": resident_bytes(self.service.process.pid) - before}
+        return self.grown(lambda: resident_bytes(self.service.process.pid))
 
 
 class Connections(_FedByClients):

@@ -207,18 +207,15 @@ class _Rollout:
 
 
 def _loss(forward: nn.Module, model: nn.Module, rollout: _Rollout) -> Tensor:
-    observations, actions, rewards, continued, valid = [], [], [], [], []
+    steps: list[Any] = []
     for _ in range(STEPS):
         observation = torch.from_numpy(rollout.observation)
         with torch.no_grad():
             logits, _ = model(observation)
         action = torch.distributions.Categorical(logits=logits).sample()  # type: ignore[no-untyped-call]
         reward, continues, is_step = rollout.step(action.numpy())
-        observations.append(observation)
-        actions.append(action)
-        rewards.append(reward)
-        continued.append(continues)
-        valid.append(is_step)
+        steps.append((observation, action, reward, continues, is_step))
+    observations, actions, rewards, continued, valid = zip(*steps, strict=True)
     with torch.no_grad():
         _, following = model(torch.from_numpy(rollout.observation))
     returns = []

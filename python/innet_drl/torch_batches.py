@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["TorchBatch", "TorchBatches", "lender", "tensor_on", "to_device", "torch_device", "upload_to"]
 
 
-# `device.type` takes 7 us between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
+# `device.type` takes 7 µs between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
 _CPU = torch.device("cpu")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import check_that_linear_axes_begin_at_zero, keep_axes
 
 import innet_drl as innet
 from innet_drl.analysis.pictures import can_draw
@@ -362,7 +363,10 @@ def test_a_prediction_stands_beside_the_measurement(
 
 
 @pytest.mark.skipif(not can_draw(), reason="matplotlib is not installed")
-def test_the_picture_has_axes_with_units_and_the_number_of_repeats(machine: Machine, tmp_path: Path) -> None:
+def test_the_picture_has_axes_with_units_and_the_number_of_repeats(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = keep_axes(monkeypatch)
     assert sweep(tmp_path / "ratio.json", *FOUR) == 0
     drawn = (tmp_path / "ratio.svg").read_text()
     for part in (
@@ -376,3 +380,4 @@ def test_the_picture_has_axes_with_units_and_the_number_of_repeats(machine: Mach
     # Counters that are missing, and numbers that were not swept, have no panel.
     assert "power, W" not in drawn
     assert "threads (" not in drawn
+    check_that_linear_axes_begin_at_zero(axes, "rate, first point = 1", "utilization, share of 1")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from drawn import check_that_linear_axes_begin_at_zero, keep_axes
 
 from benchmarks.__main__ import main
 from benchmarks.crew import Crew
@@ -151,8 +152,9 @@ def line(what: str, system: str, size: int, workers: int, value: float, **more: 
 
 @pytest.mark.parametrize(("workers", "sizes"), [((2, 4, 8), (6_410_000, 3_310_000, 157_520, 40_020)), ((2,), (4000,))])
 def test_a_picture_names_its_scales_and_repeats(
-    workers: tuple[int, ...], sizes: tuple[int, ...], tmp_path: Path
+    workers: tuple[int, ...], sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    axes = keep_axes(monkeypatch)
     lines = [line("sum", each, size, n, size / 1e5, task="sum") for n in workers for size in sizes for each in SUMMED]
     lines += [
         line(what, system, size, workers[0], value, task="iterations")
@@ -173,6 +175,7 @@ def test_a_picture_names_its_scales_and_repeats(
         *TRAINED,
     ):
         assert text in drawn
+    check_that_linear_axes_begin_at_zero(axes, "ms of a training iteration")
 
 
 def test_tables_say_how_often_a_goal_was_reached(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import check_that_linear_axes_begin_at_zero, keep_axes
 
 import innet_drl as innet
 from benchmarks import recording, services
@@ -59,7 +60,10 @@ def workload(format_name: str = "frames", push: int = 200, every: int = 1, delay
 
 
 @pytest.mark.parametrize(("format_name", "push"), [("frames", 200), ("stacks", 50)])
-def test_our_systems_give_every_figure(tmp_path: Path, measured: Measure, format_name: str, push: int) -> None:
+def test_our_systems_give_every_figure(
+    tmp_path: Path, measured: Measure, monkeypatch: pytest.MonkeyPatch, format_name: str, push: int
+) -> None:
+    axes = keep_axes(monkeypatch)
     flags = ["--push-transitions", str(push)]
     flags += ["--systems", "shared", "sampling", "ahead", "--stacks", "fstack", "kernel", "--formats", format_name]
     reason = "name its configurations with --fstack-server"
@@ -71,6 +75,7 @@ def test_our_systems_give_every_figure(tmp_path: Path, measured: Measure, format
     assert f"fstack is left out: {reason}" in told
     assert "up to 2 actors, the learner and the server share" in told
     assert f"system ahead, format {format_name}, actors 2, push transitions {push}" in told
+    assert "windows were dropped" not in told
     assert {line["version"] for line in lines} == {f"innet-drl {innet.__version__}"}
     assert {(line["system"], line["stack"], line["link"], line["format"], line["actors"]) for line in lines} == {
         (system, "kernel", "loopback", format_name, 2) for system in ("shared", "sampling", "ahead")
@@ -92,6 +97,8 @@ def test_our_systems_give_every_figure(tmp_path: Path, measured: Measure, format
     assert "| in-network sampling, kernel |" in shown
     if pictures.can_draw():
         assert "ms, logarithmic" in (tmp_path / "paper.svg").read_text()
+        rates = ("a second", "transitions a second", "share of the time")
+        check_that_linear_axes_begin_at_zero(axes, *rates)
 
 
 @pytest.mark.parametrize("system", ["edge", "redis"])

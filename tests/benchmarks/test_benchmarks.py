@@ -7,21 +7,23 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from wire_client import WireClient
 
 import innet_drl as innet
 from benchmarks import report
-from benchmarks.attacks import Attacker
+from benchmarks.attacks import REFUSALS, Attacker
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.fairness import TRANSPORTS, fairness, unfairness
 from benchmarks.growth import standing
-from benchmarks.hostile import hostile
+from benchmarks.hostile import HOSTILE, hostile
 from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.shards import shards
@@ -312,6 +314,27 @@ def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.Capture
     assert [row["attacks"] is None for row in rows] == [True, False, False]
     assert all(row["value"] > 0 for row in rows)
     assert (steps["lost"], steps["doubled"], steps["met"]) == (0, 0, True)
+
+
+def test_each_attack_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack of a random draw may not come in a short test."""
+    created = set()
+    with innet.Memory(HOSTILE) as memory, memory.serve("innet://127.0.0.1:0", token="token of the tests") as server:
+        host, _, port = server.addresses[0].removeprefix("innet://").partition(":")
+        attacker = Attacker((host, int(port)), "token of the tests", [table.name for table in HOSTILE], seed=0)
+        call = WireClient.call
+
+        def noting(client: WireClient, *arguments: Any, **request: Any) -> Any:
+            answer = call(client, *arguments, **request)
+            if "createTable" in request:
+                created.update(memory.stats()["tables"])
+            return answer
+
+        monkeypatch.setattr(WireClient, "call", noting)
+        for attack in dict.fromkeys(attacker.attacks):
+            with suppress(*REFUSALS):
+                attack()
+    assert f"{HOSTILE[0].name}-0" in created
 
 
 def test_a_hostile_client_holds_half_handshakes() -> None:

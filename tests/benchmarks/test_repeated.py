@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,29 @@ def test_a_later_run_measures_what_is_missing_and_nothing_of_another_kind(tmp_pa
     path.write_text(json.dumps(kept))
     with pytest.raises(SystemExit, match=r"has measurements of commit 0000000 .*choose another file with --json"):
         Measurements("made-up", RepeatFlags(json=path), CASES)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda kept: kept.update(extra=1), "the field extra is missing or unknown"),
+        (lambda kept: kept.pop("machine"), "the field machine is missing or unknown"),
+        (lambda kept: kept["measurements"].append({}), "the field case is missing or unknown"),
+        (lambda kept: kept.update(measurements=3), "not iterable"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_stays(
+    change: Callable[[dict[str, Any]], Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    taken(path, {0: [repeated.figure("sum", 1.0, "ms")]})
+    kept = json.loads(path.read_text())
+    change(kept)
+    path.write_text(json.dumps(kept))
+    before = path.read_text()
+    with pytest.raises(SystemExit, match=rf"is no file of measurements \(.*{said}.*choose another file with --json"):
+        Measurements("made-up", RepeatFlags(json=path), CASES)
+    assert path.read_text() == before
 
 
 def test_files_of_one_name_are_refused_before_anything_is_measured(tmp_path: Path) -> None:

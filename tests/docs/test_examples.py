@@ -135,6 +135,13 @@ def test_collectors_of_torchrl_fill_a_buffer_at_a_server() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_an_environment_of_ones_own_is_trained() -> None:
+    (mean,) = re.findall(r"mean score of \d+ games: (-\d+\.\d)", run_example("own_environment.py", "--minutes", "0.5"))
+    # Random play has -75.
+    assert float(mean) > -15
+
+
+@pytest.mark.timeout(300)
 def test_hindsight_solves_games_whose_goal_is_hardly_ever_reached() -> None:
     without, hindsight = (int(share) for share in re.findall(r"(\d+)% of 100 games", run_example("hindsight.py")))
     assert hindsight > without + 40

@@ -34,7 +34,7 @@ pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static st
 /// Smaller sizes are not tried beforehand by [`check`].
 const LARGE: u64 = 4 << 20;
 
-/// Smaller sizes are not compared with the process's limits: reading the files that have these takes 40 us and more, one percent of
+/// Smaller sizes are not compared with the process's limits: reading the files that have these takes 40 µs and more, one percent of
 /// the time in which a batch of this size is filled.
 const COMPARED: u64 = 32 << 20;
 

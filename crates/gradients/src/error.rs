@@ -1,4 +1,4 @@
-//! Errors of this module.
+//! Errors of this crate.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use base::allocation::{OutOfMemory, TooLarge};
 use base::system::OsError;
 use base::wait::Interrupted;
 
-/// Result of this module.
+/// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a sum or a control failed, a job was refused, or a transport did not start.

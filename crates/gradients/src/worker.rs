@@ -31,7 +31,7 @@ pub struct WorkerSession {
     pub(super) segment_values: usize,
     pub(super) next_round: u64,
     pub(super) flights: Flights,
-    /// Time of the first datagram since which the aggregator has not answered.
+    /// Time of the first datagram that the aggregator has not answered.
     pub(super) unanswered_since: Option<Instant>,
     /// A sum failed or runs, and the job has not been reset since.
     pub(super) broken: bool,

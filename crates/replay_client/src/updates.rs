@@ -116,7 +116,7 @@ impl UpdateChannel<Error> for Updates {
     /// Blocks only while as many updates as allowed are in flight, and during a reconnect.
     fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.link.dialer.check_process()?;
-        // Before it is sent, so that the call that passed it gets the error, with the position in its list.
+        // Checked before sending: the call with the bad priority gets the error, with its position in the list.
         check_update(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
         link::work(self, &mut None, wait, |updates| updates.link.has_room(MAX_IN_FLIGHT, bytes))?;

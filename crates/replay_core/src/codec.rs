@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{self, CCtx, CParameter, DCtx};
 
 /// zstd's own default. Level 1 packs a Breakout frame 5 % faster into 2 % more bytes; level 5 saves 8 % and takes twice
-/// the time (`docs/explanation/decisions.md`).
+/// the time.
 const ZSTD_LEVEL: i32 = 3;
 
 thread_local! {

@@ -58,9 +58,9 @@ fn the_wire_has_no_runtime() {
 
 #[test]
 fn server_and_client_know_neither_each_other_nor_what_is_plugged_in() {
-    let guests = ["fstack_sys", "stack_fstack", "gradients", "gradients_net", "innet_replay"];
-    assert_without("replay_server", &guests);
-    assert_without("replay_client", &guests);
+    let plugins = ["fstack_sys", "stack_fstack", "gradients", "gradients_net", "innet_replay"];
+    assert_without("replay_server", &plugins);
+    assert_without("replay_client", &plugins);
     assert_without("replay_server", &["replay_client"]);
     assert_without("replay_client", &["replay_server", "clap"]);
     let mut known = Vec::new();
@@ -68,8 +68,8 @@ fn server_and_client_know_neither_each_other_nor_what_is_plugged_in() {
         each_source(name, &mut |path, source| {
             let lines = source.lines().filter(|line| {
                 let line = line.to_lowercase();
-                let guests = ["fstack", "f-stack", "dpdk", "gradient"];
-                guests.iter().any(|guest| line.contains(guest))
+                let plugins = ["fstack", "f-stack", "dpdk", "gradient"];
+                plugins.iter().any(|plugin| line.contains(plugin))
             });
             known.extend(lines.map(|line| format!("{}: {line}", path.display())));
         });

@@ -19,8 +19,8 @@ use replay_core::replay::Replay;
 use replay_wire::RequestBody;
 
 /// A replay memory that carries out commands: requests without a result, which a memory in this process, a server and several servers carry out
-/// alike. One needs no method of [`Replay`] and, unless it takes long (`Tables` of the server) or ends batches in progress (`shards` of the
-/// client), no code of clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send
+/// alike. A new one needs no method of [`Replay`]; code of the server only if it takes long (`Tables`), of clients only if it ends batches in
+/// progress (`shards`). Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send
 /// them.
 pub trait Commands: Replay<Error> {
     /// Carries out a command; of several servers, on each.

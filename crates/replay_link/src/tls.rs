@@ -55,7 +55,7 @@ pub const RENEW: &str =
     "clients that trust its authority refuse it; put a valid one into tls_cert, and send SIGHUP to a server that runs";
 
 impl Dates {
-    /// Of a chain, the server's certificate first. Of the others, which clients may not need, those that can be read count.
+    /// Common dates of a chain, the server's certificate first. Others that cannot be read do not count: clients may not need them.
     fn of_chain(chain: &[CertificateDer<'_>]) -> std::result::Result<Self, webpki::Error> {
         let others = chain[1..].iter().filter_map(|certificate| Self::of(certificate).ok());
         let both = |one: Self, other: Self| Dates { begin: one.begin.max(other.begin), end: one.end.min(other.end) };

@@ -135,8 +135,8 @@ pub struct ServerConfig {
     /// The certificate's private key, a PEM file.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Allow connections without a token or without TLS from other machines. Datagrams are never encrypted nor authenticated: they need
-    /// this setting also with a token and TLS.
+    /// Allow connections without a token or without TLS from other machines. Datagrams of extensions are neither encrypted nor
+    /// authenticated: they need this setting also with a token and TLS.
     #[arg(long)]
     pub trusted_network: bool,
     /// Folder for snapshots of the memory, made if it is missing; only this user can read its files. The newest that is not damaged is
@@ -170,7 +170,7 @@ impl Default for ServerConfig {
 fn stack_parser() -> impl TypedValueParser<Value = StackName> {
     let plugged = plugged_in().into_iter();
     let plugged = plugged.map(|stack| PossibleValue::new(stack.name()).help(stack.help()));
-    let kernel = PossibleValue::new("kernel").help("The kernel's: TCP and Unix sockets");
+    let kernel = PossibleValue::new("kernel").help("The kernel's TCP and Unix sockets");
     PossibleValuesParser::new([kernel].into_iter().chain(plugged)).try_map(|name| name.parse::<StackName>())
 }
 

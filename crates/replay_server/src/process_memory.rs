@@ -89,7 +89,7 @@ type Files = [&'static str; 2];
 const VERSION_1: Files = ["memory.limit_in_bytes", "memory.usage_in_bytes"];
 const VERSION_2: Files = ["memory.max", "memory.current"];
 
-/// A limit of this many bytes, as version 1 has it, is none.
+/// In version 1 a limit of this many bytes means none.
 const UNLIMITED: u64 = 1 << 62;
 
 /// Bytes left in a group and in its ancestors, as far as they have a limit. `group` is an absolute path below the mount.

@@ -149,7 +149,7 @@ impl Server {
         &self.context.service
     }
 
-    /// Returns when every thread of this server has run a task, or has ended. A plugged-in stack's is not asked.
+    /// Returns when every thread of this server has run a task, or has ended. Plugged-in stacks are not asked.
     pub async fn threads_answer(&self) {
         let runtimes = lock(&self.runtimes).clone();
         futures_util::future::join_all(runtimes.iter().map(|runtime| runtime.spawn(async {}))).await;

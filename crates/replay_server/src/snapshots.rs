@@ -29,7 +29,7 @@ const NICENESS: i32 = 10;
 
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
-/// Of a damaged snapshot that an older one has replaced. It is never removed.
+/// Suffix of a damaged snapshot that an older one has replaced. It is never removed.
 const UNREADABLE_SUFFIX: &str = ".snapshot.unreadable";
 
 /// The snapshots of one server.

@@ -302,7 +302,7 @@ impl Trial {
         client.drop_table(OWN, &within(20)).expect("it is there");
     }
 
-    /// Probabilities count what one server has just got, and what the others have not.
+    /// Probabilities count what one server has just got or lost, and what the others have.
     fn burst(&mut self) {
         let table =
             TableConfig { name: OWN.into(), priority_exponent: 0.0, ..TableConfig { capacity: 10_000, ..table() } };
@@ -310,7 +310,7 @@ impl Trial {
         let client = client.expect("the servers answer");
         client.create_table(&table, &within(20)).expect("it has room");
         let mut sampler = client.sampler(OWN, request(30), 0).expect("a channel");
-        let mut live = 0;
+        let mut live = vec![0; self.users.machines.len()];
         for burst in 0..10 {
             // The first bursts give every server an item.
             let server = match burst < self.users.machines.len() {
@@ -321,7 +321,14 @@ impl Trial {
             let mut channel = open(&client, OWN, writer, 0, Some(server as u32));
             channel.push(push_body(writer, 0, rows, 0), &within(20)).expect("it has room");
             channel.close(&within(20)).expect("no limit");
-            live += rows;
+            live[server] += rows;
+            let emptied = self.server();
+            if emptied != server && self.random.random_bool(0.3) {
+                let empty = RequestBody::EmptyTable(OWN.into());
+                self.client(emptied).command(empty, &within(20)).expect("it is there");
+                live[emptied] = 0;
+            }
+            let live: u32 = live.iter().sum();
             for item in sampler.next(&within(20)).expect("there are items").items {
                 let relative = item.probability * f64::from(live);
                 assert!((relative - 1.0).abs() < 1e-6, "{relative} times the probability of {live} equal items");
@@ -337,8 +344,8 @@ impl Trial {
             let table = self.memory(server).table(TABLE).expect("it is there");
             let limiter_sampled = || table.stats()["limiter_sampled"].as_u64().expect("a counter");
             let (before, mut delivered) = (limiter_sampled(), 0);
-            // First and last sample, and their number, by item.
-            let mut samples: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
+            // Which samples of an item were delivered.
+            let mut samples: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
             let client = self.client(server);
             let most = table.config().max_times_sampled;
             let mut drained = false;
@@ -358,7 +365,7 @@ impl Trial {
                 };
                 delivered += sampled.items.len() as u64;
                 for item in &sampled.items {
-                    samples.entry(item.id).or_insert((item.times_sampled, 0)).1 += 1;
+                    samples.entry(item.id).or_default().push(item.times_sampled);
                 }
             }
             drop(client);
@@ -369,9 +376,13 @@ impl Trial {
                 assert_eq!(limiter_sampled() - before, delivered, "the limiter counts delivered samples");
             } else if drained {
                 assert_eq!(table.stats()["items"], 0, "samples of the items are left");
-                for (id, (first, number)) in samples {
-                    assert_eq!(first - 1 + number, most, "samples of item {id}");
-                }
+            }
+            for (id, mut times) in samples {
+                times.sort_unstable();
+                let first = times[0];
+                assert!(times.iter().copied().eq(first..first + times.len() as u32), "samples {times:?} of item {id}");
+                let is_last = most > 0 && drained && table.config().samples_per_insert == 0.0;
+                assert!(!is_last || times.ends_with(&[most]), "samples {times:?} of {most} of item {id}");
             }
         }
     }

@@ -23,8 +23,8 @@
 //! # Invariant
 //!
 //! A batch has items of each server in proportion to its sum of priorities, with the probabilities by which they
-//! were sampled. It is delivered once as many samples were taken from the rate limiters; a short batch also before, and the next batches make
-//! up for it.
+//! were sampled. It is delivered once the rate limiters have given its samples; a short batch may be delivered earlier, and
+//! later ones make up for it.
 
 mod connect;
 mod group;

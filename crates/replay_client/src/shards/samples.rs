@@ -33,7 +33,7 @@ pub struct ShardedSamples {
     group: Arc<Group>,
     table: String,
     request: SampleRequest,
-    /// Minimum of batches in flight. 0 has one, which is requested by its call.
+    /// Minimum of batches in flight. With 0, each call requests its own.
     in_flight: usize,
     links: Vec<ShardLink>,
     /// Batches in progress, the oldest first.

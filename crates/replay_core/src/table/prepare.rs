@@ -163,7 +163,7 @@ impl Table {
     }
 
     /// Checks all items, and gives them their priorities and masses; those whose first row has been evicted are left out.
-    /// An item without a priority takes the largest one ([`super::max_priority`]), 1 while there is none above zero (Schaul
+    /// An item without a priority takes the largest one so far, 1 while there is none above zero (Schaul
     /// et al., 2016, algorithm 1).
     fn check_items(&self, writer: &TableWriter, body: &PushBody) -> Result<Vec<PreparedItem>> {
         let mut chunk_of = vec![None; writer.streams.len()];

@@ -20,7 +20,7 @@ use crate::error::Result;
 /// Items that a thread fills at a time: few, so that no thread waits long for the last one, and enough to wake another.
 const PART_ITEMS: usize = 32;
 /// Bytes of a batch for which one more thread is woken. Fewer are filled before it runs: with a second thread 64 steps of 100
-/// bytes took 72 us instead of 41, and 512 took 253 instead of 213.
+/// bytes took 72 µs instead of 41, and 512 took 253 instead of 213.
 /// Tests, whose batches are small, use all threads.
 const HELPER_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 256 << 10 };
 /// Spins (tens of microseconds) in which the calling thread waits for the last parts of the others before it sleeps. Sleeping
@@ -58,8 +58,7 @@ pub(super) struct Items<'b, 'a> {
 }
 
 impl<'a> Items<'_, 'a> {
-    /// What `read` makes of each window. An item of which it makes nothing fails, since its window ends before its episode does, and has the
-    /// value of `none`.
+    /// Results of `read`. `None` means that the window ends before its episode: the item fails, and gets the result of `none`.
     pub(super) fn read<T>(
         &mut self,
         read: impl Fn(&SampledWindow<'a>) -> Option<T>,

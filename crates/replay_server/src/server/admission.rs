@@ -1,4 +1,4 @@
-//! Limits on connections, and log lines about unauthenticated clients, as few as one of a kind each second. Limits: handshakes in progress, in total and per address, and authenticated connections. Unauthenticated clients occupy
+//! Limits on connections, and log lines about unauthenticated clients, at most one of a kind a second. Limits: handshakes in progress, in total and per address, and authenticated connections. Unauthenticated clients occupy
 //! only the limit of handshakes: at a limit the oldest of them makes room for a new one.
 
 use std::cell::Cell;

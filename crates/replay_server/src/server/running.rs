@@ -317,7 +317,7 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
     (!risk.is_empty()).then_some(risk)
 }
 
-/// What a start does with `config` first.
+/// Lowers limits to those of the process, or checks the files of a plugged-in stack, before a start.
 fn within_limits(config: &ServerConfig) -> Result<ServerConfig> {
     match config.stack.plugged() {
         None => within_open_files(config),

@@ -164,7 +164,7 @@ pub trait Disk: Send + Sync {
     /// server has locked it.
     ///
     /// # Errors
-    /// The operating system's, as of every method.
+    /// Errors of the operating system, as in every method.
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>>;
     /// Names in a folder.
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>>;

@@ -131,7 +131,7 @@ def draw(sweep: Sweep, path: Path) -> None:
     n = " or ".join(map(str, sorted({len(repeats) for repeats in sweep.repeats.values()})))
     several = [name for name in NUMBERS if len(curve_of(sweep.points, name)) > 1] or NUMBERS[:1]
     style: dict[Any, object] = {"lines.markersize": 4, "errorbar.capsize": 3}
-    with pictures.drawing(path, 3.4 * len(several), 0.5 + 2.6 * len(rows), style) as figure:
+    with pictures.drawing(path, 2.4 * len(several), 0.5 + 2.6 * len(rows), style) as figure:
         figure.suptitle(f"{sweep.config.environment_name}: median and spread of n = {n}")
         for across, swept in zip(figure.subplots(len(rows), len(several), squeeze=False).T, several, strict=True):
             curve = curve_of(sweep.points, swept)

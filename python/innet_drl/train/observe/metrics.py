@@ -212,7 +212,7 @@ class Panel:
 
     unit: str
     curves: Mapping[str, str]
-    """Label of each metric; of a metric with several values that of the key, such as `actor`."""
+    """Label of each metric, or of each key (`actor`) of one with several values."""
     runs: Literal["by metric", "by run", "one"] = "by metric"
     """Charts of several runs: one of each metric, with the runs as curves, or one of each run, or none."""
     is_share: bool = False
