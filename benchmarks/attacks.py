@@ -267,13 +267,12 @@ class Attacker:
 
     def many_tables(self) -> None:
         """Creates tables up to the memory limit, then empties and drops them."""
-        table: dict[str, Any] = {"columns": [{"name": "x", "dtype": "uint8"}], "capacity_bytes": 1 << 20}
+        table = {"columns": [{"name": "x", "dtype": "uint8"}], "capacity_bytes": 1 << 20}
         with self._client() as client:
             for number in range(64):
-                table |= {"name": f"{self._tables[0]}-{number}"}
-                table |= {"capacity": self._random.choice((1, 1 << 16, 1 << 20, 1 << 24))}
+                name, capacity = f"{self._tables[0]}-{number}", self._random.choice((1, 1 << 16, 1 << 20, 1 << 24))
                 with suppress(ServerError):
-                    client.call(createTable=json.dumps(table))
+                    client.call(createTable=json.dumps({"name": name, "capacity": capacity, **table}))
             for number in range(64):
                 for kind in ("emptyTable", "dropTable"):
                     with suppress(ServerError):

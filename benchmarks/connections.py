@@ -42,8 +42,8 @@ def connections(rounds: int = 3, seconds: float = 4.0) -> None:
         for label, measured in measure(entries, rounds, seconds).items():
             p99[label] = [float(np.percentile(each["times_ms"], 99)) for each in measured.rounds]
             told = report.times(measured.rounds) | {
-                "version": measured.version,
                 "offered_per_s": round(capacity / 2, 1),
+                "version": measured.version,
             }
             report.line("connections", system, float(np.median(p99[label])), "ms", connections=int(label), **told)
         ratio = float(np.median(np.divide(p99["256"], p99["8"])))

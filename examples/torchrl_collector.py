@@ -63,7 +63,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)  # more threads than one cost time with a network this small
     actor, start = make_actor(), time.monotonic()
-    loss = DQNLoss(actor, double_dqn=True, reduction="none")
+    loss = DQNLoss(actor, loss_function="smooth_l1", double_dqn=True, reduction="none")
     loss.make_value_estimator(gamma=0.99)
     target, optimizer = SoftUpdate(loss, tau=0.01), torch.optim.Adam(loss.parameters(), 1e-3)
     with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
@@ -79,6 +79,7 @@ def main() -> None:
             # DQNLoss sets `td_error`; the weights correct for the items that are sampled more often.
             (batch["priority_weight"] * loss(batch)["loss"]).mean().backward()
             buffer.update_tensordict_priority(batch)
+            torch.nn.utils.clip_grad_norm_(loss.parameters(), 10.0)
             optimizer.step()
             optimizer.zero_grad()
             target.step()

@@ -131,7 +131,7 @@ def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
         # At least two ticks have labels.
         axis.set_ylim(bottom / 2.3, 2.3 * top)
     else:
-        axis.set_ylim(0, 1.08 * max((end for line in shown for end in (line["high"], line.get("ideal", 0))), default=1))
+        axis.set_ylim(0, 1.08 * max((max(line["high"], line.get("ideal", 0)) for line in shown), default=0) or 1)
     axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     axis.set_xlabel(f"{SETTINGS[setting]} (evenly spaced)")
     axis.set_ylabel(unit)

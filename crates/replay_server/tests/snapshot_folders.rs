@@ -70,6 +70,18 @@ fn a_snapshot_that_cannot_be_read_is_renamed_and_never_removed() {
     assert_eq!(names(folder.path()), [unreadable, "0000000003.snapshot"]);
 }
 
+/// World 2548: a flipped number of the format looked like that of a later release, which refuses the start.
+#[test]
+fn a_snapshot_whose_format_number_is_damaged_is_replaced_by_the_one_before() {
+    for at in 8..12 {
+        let folder = tempfile::tempdir().unwrap();
+        save_two(folder.path());
+        change_byte(&folder.path().join("0000000002.snapshot"), at);
+        let (memory, _snapshots) = open(folder.path()).unwrap();
+        assert_eq!(memory.table("t").unwrap().stats()["steps"], 0);
+    }
+}
+
 #[test]
 fn damaged_snapshots_alone_keep_their_names() {
     let folder = tempfile::tempdir().unwrap();

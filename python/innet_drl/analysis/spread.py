@@ -1,4 +1,4 @@
-"""The spread of repeated measurements: the interval of another run's median."""
+"""The spread of repeated measurements, the interval of another run's median, and limits above which results warn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def high(values: Sequence[float]) -> float:
 
 
 def unsteady(figures: Sequence[tuple[float, float, float]], repeats: int) -> list[str]:
-    """Returns a line that counts the figures (median, low, high) with a wide spread, if there are any."""
+    """Returns a line that counts the figures (median, low, high) of so many repeats with a wide spread, if any has."""
     wide = sum(high - low > 2 * UNSTEADY * median for median, low, high in figures)
     told = f"{wide} of {len(figures)} figures are uncertain by more than a quarter: --repeats {repeats + 2} or more"
     return [told] if wide else []

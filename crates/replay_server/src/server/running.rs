@@ -317,7 +317,7 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
     (!risk.is_empty()).then_some(risk)
 }
 
-/// Lowers limits to those of the process, or checks the files of a plugged-in stack, before a start.
+/// The configuration of a start: its limits fit this process, or the files of its plugged-in stack are read and checked.
 fn within_limits(config: &ServerConfig) -> Result<ServerConfig> {
     match config.stack.plugged() {
         None => within_open_files(config),
