@@ -1,7 +1,7 @@
 """TorchRL's collectors, each in a process of its own, fill a buffer at a server; DQN learns CartPole from it.
 
 pip install '.[torchrl]' gymnasium           # in a checkout
-python examples/torchrl_collector.py         # about two minutes
+python examples/torchrl_collector.py         # until ten greedy games reach 300 on average, about a minute
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
     """Learns, and prints the mean score of ten greedy games every 500 updates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=10_000, help="updates at most")
-    parser.add_argument("--goal", type=float, default=475.0, help="mean score at which it ends")
+    parser.add_argument("--goal", type=float, default=300.0, help="mean score at which it ends")
     flags = parser.parse_args()
     torch.set_num_threads(1)  # more threads than one cost time with a network this small
     actor, start = make_actor(), time.monotonic()

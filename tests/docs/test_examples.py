@@ -129,7 +129,7 @@ def test_demonstrations_teach_offline_and_stay_in_half_of_each_batch() -> None:
 @pytest.mark.timeout(300)
 def test_collectors_of_torchrl_fill_a_buffer_at_a_server() -> None:
     # TorchRL warns at its import.
-    scores = means(run_example("torchrl_collector.py", "--updates", "1500", warnings="ignore"))
+    scores = means(run_example("torchrl_collector.py", "--updates", "1500", "--goal", "501", warnings="ignore"))
     assert len(scores) == 3
     assert max(scores) > 4 * CHANCE
 
