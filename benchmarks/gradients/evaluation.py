@@ -170,8 +170,12 @@ class _Bench:
         if case["task"] == "training":
             until = (self.flags.training_goal, self.flags.training_seconds)
         order = Training(case["system"], case["bytes"], *until, f"bench-{self.trainings}", seed=repeat)
+        found = {}
         for each in zip(*self._order(order, order.seconds), strict=True):
-            yield {**each[0], "value": statistics.fmean(of_worker["value"] for of_worker in each)}
+            found[each[0]["what"]] = {**each[0], "value": statistics.fmean(of_worker["value"] for of_worker in each)}
+        # Of the means, which stand beside it, as workers' shares differ.
+        found["share"]["value"] = found["communication"]["value"] / found["iteration"]["value"]
+        yield from found.values()
 
     def _order(self, order: Trial | Training, seconds: float) -> list[Any]:
         """Sends an order to all workers, and returns their results."""
