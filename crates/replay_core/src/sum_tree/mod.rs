@@ -238,11 +238,14 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         }
     }
 
-    /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
+    /// The smallest positive priority in units, `None` without one. Scans the leaves, except nodes whose sum is 0, which no sample reaches: O(capacity).
     pub fn min_positive(&self) -> Option<u64> {
+        let sums = self.levels.get(1);
+        let is_empty =
+            |i: usize| sums.is_some_and(|sums| sums[i / FANOUT].words[i % FANOUT].load(Ordering::Relaxed) == 0);
         // Less one, so that none are the most, without a branch. The children of a node are independent minima.
         let mut least = [u64::MAX; FANOUT];
-        for node in &self.levels[0] {
+        for (_, node) in self.levels[0].iter().enumerate().filter(|&(i, _)| !is_empty(i)) {
             for (least, word) in least.iter_mut().zip(&node.words) {
                 let units = Leaf::from_word(word.load(Ordering::Relaxed)).units();
                 *least = units.wrapping_sub(1).min(*least);
