@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from benchmarks import recording
-from benchmarks.repeated import Case, Figure, RepeatFlags, cell, figure, measurements
+from benchmarks.repeated import Case, Figure, Measurements, RepeatFlags, cell, figure
 from benchmarks.report import Line, markdown
 from benchmarks.systems import innet
 from benchmarks.tasks import Vectors
@@ -72,7 +72,7 @@ def gpu(flags: Annotated[GpuFlags, tyro.conf.arg(name="")]) -> None:
         return
     if flags.trial:
         flags = dataclasses.replace(flags, calls=3, repeats=1)
-    with measurements("gpu", flags, list(_cases(flags)), _tables) as kept:
+    with Measurements("gpu", flags, list(_cases(flags)), _tables) as kept:
         for case, repeat in kept.missing():
             with kept.measurement(case, repeat) as figures:
                 measure = {"update": _update, "batch": _batch}[case["task"]]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import json
 import os
-import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.report import Line
 from innet_drl.analysis.pictures import check_outputs
-from innet_drl.analysis.spread import NOISY, spread, unsteady
+from innet_drl.analysis.repeats import NOISY, checked, differences, shuffled, spread, unsteady, write_csv
 from innet_drl.train.files import replacing
 from innet_drl.train.observe.cost import OtherPrograms
 
@@ -62,23 +60,32 @@ def times(what: str, milliseconds: Sequence[float], **more: Any) -> Figure:
     return figure(what, statistics.median(milliseconds), "ms", **rounded, count=len(milliseconds), **more)
 
 
-class Measurements:
-    """Measurements of one command.
+class Measurements(contextlib.AbstractContextManager["Measurements"]):
+    """Measurements of one command. At its end, also by Ctrl-C, SIGTERM or a failure, the context reports them.
 
     Args:
         command: Name of the command.
         flags: Its flags. Those that say what is measured have to equal the file's.
         cases: All cases.
+        tables: Makes the tables of what was measured.
+        draw: Draws the picture, into a file.
     """
 
-    def __init__(self, command: str, flags: RepeatFlags, cases: Sequence[Case]) -> None:
+    def __init__(
+        self,
+        command: str,
+        flags: RepeatFlags,
+        cases: Sequence[Case],
+        tables: Callable[[list[Line]], str],
+        draw: Callable[[list[Line], Path], None] | None = None,
+    ) -> None:
         if flags.repeats < 1:
             raise SystemExit(f"--repeats {flags.repeats}: at least 1")
         self.path = flags.json or Path(f"{command}.json")
         check_outputs(self.path, flags.csv, flags.plot, needs_plot=flags.plot is not None)
-        self._flags, self._cases = flags, cases
-        kept = {field.name for field in dataclasses.fields(RepeatFlags)} - {"seed"}
-        of_flags = {name: value for name, value in dataclasses.asdict(flags).items() if name not in kept}
+        self._flags, self._cases, self._tables, self._draw = flags, cases, tables, draw
+        own = dataclasses.asdict(flags).items()
+        of_flags = {name: value for name, value in own if name == "seed" or not hasattr(RepeatFlags, name)}
         self._about = {
             "command": command,
             "flags": json.loads(json.dumps(of_flags, default=str)),
@@ -92,15 +99,12 @@ class Measurements:
         return len(self._measured) + sum(1 for _ in self.missing())
 
     def missing(self, **values: Any) -> Iterator[tuple[Case, int]]:
-        """Yields each case with these values, with the number of a repeat that is not measured yet.
-
-        The order of the cases differs between repeats.
-        """
+        """Yields each case with these values, with the number of a repeat that is missing; each has its own order."""
         chosen = [case for case in self._cases if values.items() <= case.items()]
         done = {(_key(each["case"]), each["repeat"]) for each in self._measured}
-        for repeat in range(self._flags.repeats):
-            order = random.Random(f"{self._flags.seed} {repeat}").sample(chosen, len(chosen))
-            yield from ((case, repeat) for case in order if (_key(case), repeat) not in done)
+        for repeat, case in shuffled(chosen, self._flags.repeats, self._flags.seed):
+            if (_key(case), repeat) not in done:
+                yield case, repeat
 
     @contextlib.contextmanager
     def measurement(self, case: Case, repeat: int) -> Iterator[list[Figure]]:
@@ -111,8 +115,8 @@ class Measurements:
         figures: list[Figure] = []
         others = OtherPrograms(sorted(os.sched_getaffinity(0)))
         yield figures
-        measured = {"case": case, "repeat": repeat, "others": round(others.share(), 4), "figures": figures}
-        self._measured.append(measured)
+        share = round(others.share(), 4)
+        self._measured.append({"case": case, "repeat": repeat, "others": share, "figures": figures})
         self._write()
 
     def lines(self) -> list[Line]:
@@ -126,33 +130,28 @@ class Measurements:
         ordered = sorted(found.values(), key=lambda repeats: place.get(_key(repeats[0][0]), len(place)))
         return [{**repeats[0][0], **_median([one for _, one in repeats])} for repeats in ordered]
 
-    def finish(self, tables: Callable[[list[Line]], str], draw: Callable[[list[Line], Path], None] | None) -> None:
-        """Prints the tables of what was measured, and writes the files."""
-        lines = self.lines()
-        if not lines:
+    def __exit__(self, *failure: object) -> None:
+        if not (lines := self.lines()):
             return
-        print(tables(lines))
-        print("\n".join(self._notes(lines)))
+        print(self._tables(lines))
+        most = max(each["others"] for each in self._measured)
+        print(
+            f"Medians of up to {self._flags.repeats} measurements (where 95 of 100 such medians fall). Other programs "
+            f"used up to {most:.0%} of the cores"
+            f"{': end them, and measure again into another file' if most > NOISY else ''}.",
+            *unsteady([(line["value"], line["low"], line["high"]) for line in lines], self._flags.repeats),
+            sep="\n",
+        )
         self._write()
         if self._flags.csv:
-            self._write_csv(self._flags.csv)
-            print(f"written anew: {self._flags.csv}")
-        if self._flags.plot and draw:
-            draw(lines, self._flags.plot)
+            about = [({**each["case"], **each}, each["figures"]) for each in self._measured]
+            write_csv(self._flags.csv, [{**case, **one} for case, figures in about for one in figures])
+        if self._flags.plot and self._draw:
+            self._draw(lines, self._flags.plot)
             print(f"written anew: {self._flags.plot}")
         print(f"{len(self._measured)} of {self.planned} measurements: {self.path}")
         if len(self._measured) < self.planned:
             print("the same command measures the others")
-
-    def _notes(self, lines: list[Line]) -> Iterator[str]:
-        """Says what the cells are, and what may have disturbed them."""
-        most = max(each["others"] for each in self._measured)
-        yield (
-            f"Medians of up to {self._flags.repeats} measurements (where 95 of 100 such medians fall). Other programs "
-            f"used up to {most:.0%} of the cores"
-            f"{': end them, and measure again into another file' if most > NOISY else ''}."
-        )
-        yield from unsteady([(line["value"], line["low"], line["high"]) for line in lines], self._flags.repeats)
 
     def _read(self) -> list[dict[str, Any]]:
         """Reads the file of an earlier run.
@@ -162,14 +161,13 @@ class Measurements:
         """
         other = "choose another file with --json"
         try:
-            kept = _checked(json.loads(self.path.read_text()), *self._about, "medians", "measurements")
-            measured = [_checked(each, "case", "repeat", "others", "figures") for each in kept["measurements"]]
+            kept = checked(json.loads(self.path.read_text()), *self._about, "medians", "measurements")
+            measured = [checked(each, "case", "repeat", "others", "figures") for each in kept["measurements"]]
         except (OSError, ValueError, TypeError) as error:
             raise SystemExit(f"{self.path} is no file of measurements ({error}): {other}") from None
-        for what, now in self._about.items():
-            if (differs := _difference(kept[what], now)) is not None:
-                named = "command " if what == "command" else ""
-                raise SystemExit(f"{self.path} has measurements of {named}{differs}: {other}")
+        told = [{"command": each["command"], **each["flags"], **each["machine"]} for each in (kept, self._about)]
+        if differs := differences(*told):
+            raise SystemExit(f"{self.path} has measurements of {differs}: {other}")
         return measured
 
     def _write(self) -> None:
@@ -177,32 +175,11 @@ class Measurements:
         with replacing(self.path) as file:
             file.write_text(json.dumps(told, indent=1))
 
-    def _write_csv(self, path: Path) -> None:
-        rows = [
-            {**each["case"], "repeat": each["repeat"], "others": each["others"], **one}
-            for each in self._measured
-            for one in each["figures"]
-        ]
-        with replacing(path) as file, file.open("w", newline="") as out:
-            writer = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)))
-            writer.writeheader()
-            writer.writerows(rows)
 
-
-@contextlib.contextmanager
-def measurements(
-    command: str,
-    flags: RepeatFlags,
-    cases: Sequence[Case],
-    tables: Callable[[list[Line]], str],
-    draw: Callable[[list[Line], Path], None] | None = None,
-) -> Iterator[Measurements]:
-    """Yields the measurements of a command, and finishes them, also when Ctrl-C, SIGTERM or a failure ends it."""
-    kept = Measurements(command, flags, cases)
-    try:
-        yield kept
-    finally:
-        kept.finish(tables, draw)
+def grouped(lines: Sequence[Line], *names: str) -> Iterator[tuple[tuple[Any, ...], list[Line]]]:
+    """Yields the lines that have the same values of these names, with the values."""
+    for values in dict.fromkeys(tuple(map(line.get, names)) for line in lines):
+        yield values, [line for line in lines if tuple(map(line.get, names)) == values]
 
 
 def cell(line: Line, form: str = ",.1f") -> str:
@@ -228,32 +205,12 @@ def _median(repeats: list[Figure]) -> Line:
     values = [each["value"] for each in repeats]
     low, high = spread(values)
     line = repeats[0] | {"value": statistics.median(values), "low": low, "high": high, "n": len(values)}
-    if "count" in line:
-        line["count"] = sum(each["count"] for each in repeats)
-    if "largest" in line:
-        line["largest"] = max(each["largest"] for each in repeats)
-        tails = [each["p99"] for each in repeats if "p99" in each]
-        if len(tails) == len(repeats):
-            line["p99"] = statistics.median(tails)
-        else:
-            line.pop("p99", None)
+    ends: dict[str, Callable[[list[float]], float]] = {"count": sum, "largest": max, "p99": statistics.median}
+    for name, of in ends.items():
+        line.pop(name, None)
+        if all(name in each for each in repeats):
+            line[name] = of([each[name] for each in repeats])
     return line
-
-
-def _checked(values: dict[str, Any], *fields: str) -> dict[str, Any]:
-    if differs := values.keys() ^ set(fields):
-        raise ValueError(f"the field {min(differs)} is missing or unknown")
-    return values
-
-
-def _difference(kept: Any, now: Any) -> str | None:
-    """The first difference of two values or mappings, in words."""
-    if not isinstance(now, Mapping):
-        return None if kept == now else f"{kept} (now {now})"
-    for name in dict.fromkeys((*kept, *now)):
-        if kept.get(name) != now.get(name):
-            return f"{name.replace('_', '-')} {kept.get(name)} (now {now.get(name)})"
-    return None
 
 
 def _key(case: Case) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ import innet_drl
 from benchmarks.catalogue import Benchmark, Goal, Unit
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
-from innet_drl.train.settings.machine import processor
+from innet_drl.train.settings.machine import commit, processor, versions
 
 RESULTS = ("README.md", "benchmarks/README.md", "benchmarks/sweep.json", "docs/reports")
 """Files that the benchmarks write."""
@@ -77,27 +76,16 @@ def closing(benchmark: str, system: str, **more: Any) -> None:
     print(json.dumps({"benchmark": benchmark, "system": system, **told}), flush=True)
 
 
-def commit(root: Path) -> str:
-    """The checked-out commit, with `-dirty` if files other than results differ from it."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-    others = [f":!{name}" for name in RESULTS]
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
-    return git("describe", "--always") + ("-dirty" if changed else "")
-
-
 @functools.cache
 def machine() -> dict[str, Any]:
     """Commit, processor and versions."""
     return {
-        "commit": commit(Path(__file__).parent.parent),
+        "commit": commit(Path(__file__).parent, RESULTS),
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "torch": versions().get("torch"),
         "innet_drl": innet_drl.__version__,
     }
 

@@ -25,7 +25,7 @@ from benchmarks.gradients.links import RACK_TO_SWITCH, TO_RACK, TO_SWITCH, enter
 from benchmarks.gradients.losses import lose
 from benchmarks.gradients.workers import ASYNC, NO_SUM, RACKS, Place, Training, Trial, work
 from benchmarks.processes import cpu_seconds
-from benchmarks.repeated import Case, Figure, RepeatFlags, figure, measurements, times
+from benchmarks.repeated import Case, Figure, Measurements, RepeatFlags, figure, times
 
 System = Literal["innet", "innet-fixed", "innet-racks", "innet-async", "gloo", "parameter-server", "no-sum"]
 MAX_WORKERS = 64
@@ -85,7 +85,7 @@ def gradients(flags: Annotated[GradientsFlags, tyro.conf.arg(name="")]) -> None:
         raise SystemExit("nothing is left to measure: name more --systems, or --training-workers among --workers")
     path = f"links of {flags.link_mbit} Mbit/s" if flags.link_mbit else "loopback"
     output = functools.partial(figures.tables, path=path), functools.partial(figures.draw, path=path)
-    with measurements("gradients", flags, cases, *output) as kept:
+    with Measurements("gradients", flags, cases, *output) as kept:
         report.shared_cores("workers and servers")
         for workers in dict.fromkeys(flags.workers):
             if missing := list(kept.missing(workers=workers)):
@@ -97,7 +97,7 @@ def gradients(flags: Annotated[GradientsFlags, tyro.conf.arg(name="")]) -> None:
 
 def _cases(flags: GradientsFlags) -> Iterator[Case]:
     for workers in dict.fromkeys(flags.workers):
-        systems = [each for each in dict.fromkeys(flags.systems) if each != RACKS or _has_racks(workers, flags)]
+        systems = [each for each in dict.fromkeys(flags.systems) if each != RACKS or workers > flags.racks]
         sums: list[tuple[str, float | None]] = [(each, None) for each in systems if each not in (ASYNC, NO_SUM)]
         if "innet" in systems and flags.loss:
             sums += [("innet", loss) for loss in dict.fromkeys((0.0, *flags.loss))]
@@ -109,10 +109,6 @@ def _cases(flags: GradientsFlags) -> Iterator[Case]:
         if workers == flags.training_workers:
             about["bytes"] = TRAINED_BYTES
             yield from ({"task": "training", **about, "system": system} for system in systems if system != NO_SUM)
-
-
-def _has_racks(workers: int, flags: GradientsFlags) -> bool:
-    return RACKS in flags.systems and workers > flags.racks
 
 
 @dataclass
@@ -190,7 +186,7 @@ def _started(workers: int, flags: GradientsFlags) -> Iterator[_Bench]:
     with contextlib.ExitStack() as running:
         folder = running.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
         crew = running.enter_context(Crew())
-        racks = flags.racks if _has_racks(workers, flags) else 0
+        racks = flags.racks if RACKS in flags.systems and workers > flags.racks else 0
         made = running.enter_context(links(workers, racks, flags.link_mbit))
         root = running.enter_context(services.aggregator(made.namespace("switch")))
         below = []

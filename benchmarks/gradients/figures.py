@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.charts import GREY, OTHER, OURS, STYLE
-from benchmarks.repeated import cell, repeats, tail
+from benchmarks.charts import CURVES, GREY, OTHER, OURS, STYLE
+from benchmarks.repeated import cell, grouped, repeats, tail
 from benchmarks.report import Line, markdown
 from innet_drl.analysis import pictures
 
@@ -29,13 +29,8 @@ FIGURES: dict[str, tuple[str, Callable[[Line], str]]] = {
 """Figures by name: title and cell of a table."""
 PARTS = {"computing": GREY, "communication": OURS}
 """Colours of an iteration's parts."""
-MARKS = {
-    "innet": (OURS, "o"),
-    "innet-fixed": ("#1a5fb4", "s"),
-    "innet-racks": ("#79b8ff", "^"),
-    "gloo": (OTHER, "D"),
-    "parameter-server": ("#2ea043", "v"),
-}
+SUMS = ("innet", "innet-fixed", "innet-racks", "gloo", "parameter-server")
+MARKS = dict(zip(SUMS, zip(CURVES, "os^Dv", strict=False), strict=False))
 """Colour and marker of a system's sums."""
 COLUMNS, PANEL = 2, 3.6
 """Most panels side by side, and inches of one: the text of two is readable on a page of 700 pixels."""
@@ -44,10 +39,10 @@ COLUMNS, PANEL = 2, 3.6
 def tables(lines: list[Line], path: str) -> str:
     """Returns the figures as Markdown; `path` is the network between workers and servers."""
     parts = []
-    for (task, workers), found in _grouped(lines, "task", "workers"):
+    for (task, workers), found in grouped(lines, "task", "workers"):
         columns = [what for what in FIGURES if any(line["what"] == what for line in found)]
         rows = []
-        for (size, system, loss), row in _grouped(found, "bytes", "system", "loss"):
+        for (size, system, loss), row in grouped(found, "bytes", "system", "loss"):
             name = system if loss is None else f"{system}, one by one, {loss:.1%} lost"
             cells = {line["what"]: FIGURES[line["what"]][1](line) for line in row}
             rows.append([name, f"{size:,}", *(cells.get(what, "-") for what in columns)])
@@ -60,10 +55,10 @@ def draw(lines: list[Line], picture: Path, path: str) -> None:
     """Draws the times of sums, a panel for each number of workers, and the parts of iterations, one for each size."""
     sums = [line for line in lines if line["what"] == "sum" and line["loss"] is None]
     panels: list[tuple[Any, str, list[Line]]] = [
-        *((_draw_sums, f"{workers} workers", found) for (workers,), found in _grouped(sums, "workers")),
+        *((_draw_sums, f"{workers} workers", found) for (workers,), found in grouped(sums, "workers")),
         *(
             (_draw_iterations, f"{workers} workers, {size:,} bytes", found)
-            for (task, workers, size), found in _grouped(lines, "task", "workers", "bytes")
+            for (task, workers, size), found in grouped(lines, "task", "workers", "bytes")
             if task == "iterations"
         ),
     ]
@@ -76,15 +71,13 @@ def draw(lines: list[Line], picture: Path, path: str) -> None:
         for axis in axes[len(panels) :]:
             axis.remove()
         figure.suptitle(f"Medians, {path};\nwhiskers: where 95 of 100 such medians fall", fontsize="medium")
-        shown = [each.get_legend_handles_labels() for each in axes[: len(panels)]]
-        labels = {label: handle for each in shown for handle, label in zip(*each, strict=True)}
-        figure.legend(labels.values(), labels, loc="outside lower center", ncols=2 * columns, frameon=False)
+        pictures.legend(figure, ncols=2 * columns, frameon=False)
 
 
 def _draw_sums(axis: Any, lines: list[Line]) -> None:
     from matplotlib.ticker import LogLocator
 
-    for (system,), found in _grouped(lines, "system"):
+    for (system,), found in grouped(lines, "system"):
         colour, marker = MARKS[system]
         whiskers = [[line["value"] - line["low"] for line in found], [line["high"] - line["value"] for line in found]]
         at, values = [line["bytes"] for line in found], [line["value"] for line in found]
@@ -115,9 +108,3 @@ def _draw_iterations(axis: Any, lines: list[Line]) -> None:
     axis.invert_yaxis()
     axis.set_xlim(left=0)
     axis.set_xlabel("ms of a training iteration")
-
-
-def _grouped(lines: list[Line], *names: str) -> Iterator[tuple[tuple[Any, ...], list[Line]]]:
-    """Yields the lines that have the same values of these names, with the values."""
-    for values in dict.fromkeys(tuple(map(line.get, names)) for line in lines):
-        yield values, [line for line in lines if tuple(map(line.get, names)) == values]

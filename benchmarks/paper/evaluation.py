@@ -14,7 +14,7 @@ from benchmarks import report, services
 from benchmarks.paper.cases import PaperFlags, Workload
 from benchmarks.paper.figures import draw, tables
 from benchmarks.paper.roles import Laps, Measured, measure
-from benchmarks.repeated import Figure, figure, measurements, times
+from benchmarks.repeated import Figure, Measurements, figure, times
 from benchmarks.services import KERNEL, SPINNING, NetworkStack
 from innet_drl._core import fstack_release
 from innet_drl.redis.messages import TRANSITIONS
@@ -49,7 +49,7 @@ def paper(given: Annotated[PaperFlags, tyro.conf.arg(name="")]) -> None:
         _left_out("redis", reason)
         systems.remove("redis")
     cases = flags.cases(systems, stacks.values())
-    with measurements("paper", flags, cases, tables, draw) as kept:
+    with Measurements("paper", flags, cases, tables, draw) as kept:
         report.shared_cores(f"up to {max(flags.actors)} actors, the learner and the server")
         failed: set[str] = set()
         for case, repeat in kept.missing():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper.cases import FORMATS, SYSTEMS
-from benchmarks.repeated import cell, repeats, tail
+from benchmarks.repeated import cell, grouped, repeats, tail
 from benchmarks.report import Line, markdown
 from innet_drl.analysis import pictures
 
@@ -46,13 +46,8 @@ SETTINGS = {
 }
 COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9", "ahead": "#2f9e77", "edge": "#8a5cb8"}
 MARKS = {"kernel": "o", "kernel-spin": "s", "fstack": "^"}
-PARTS = {
-    **dict.fromkeys(("compute", "train"), "#dddddd"),
-    "pull": "#7fb2e5",
-    "sample": "#3f6fd9",
-    "push": "#d98c3f",
-    "set": "#8a5cb8",
-}
+PARTS = {"pull": "#7fb2e5", "sample": "#3f6fd9", "push": "#d98c3f", "set": "#8a5cb8"}
+"""Colours of communication; computing is grey."""
 WIDTH, PANEL, BAR, MARGIN = 7.2, 1.9, 0.15, 1.9
 """Inches: the width of a picture, whose text is readable on a page of 700 pixels; the heights of a panel, a bar, and
 titles with the legend."""
@@ -69,8 +64,11 @@ def tables(lines: list[Line]) -> str:
             if curves := _curves(of_group, what, setting):
                 head = [f"{title}, {unit}; {repeats(of_group)}; by {SETTINGS[setting]}", *map("{:g}".format, values)]
                 rows = [
-                    [_label(*curve), *(_cell(found[value], form) if value in found else "-" for value in values)]
-                    for curve, found in curves.items()
+                    [
+                        f"{SYSTEMS[system]}, {stack}",
+                        *(_cell(found[value], form) if value in found else "-" for value in values),
+                    ]
+                    for (system, stack), found in curves.items()
                 ]
                 parts.append(markdown(head, rows))
     return "\n".join(parts)
@@ -103,9 +101,7 @@ def draw(lines: list[Line], path: Path) -> None:
                 _points(axes.pop(0), of_part, what, setting)
             for role, axis in zip(("actors", "learner"), axes, strict=False):
                 _breakdown(axis, of_part, bars, role)
-            labels = [axis.get_legend_handles_labels() for axis in area.axes]
-            handles = {label: handle for found in labels for handle, label in zip(*found, strict=True)}
-            area.legend(handles.values(), handles, loc="outside lower center", ncols=2, fontsize=7)
+            pictures.legend(area, ncols=2, fontsize=7)
 
 
 def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
@@ -117,7 +113,7 @@ def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
         middle, low, high = ([line[name] for line in found.values()] for name in ("value", "low", "high"))
         whiskers = np.subtract(middle, low), np.subtract(high, middle)
         style = {"fmt": MARKS.get(stack, "d"), "color": COLOURS[system], "ms": 3.5, "lw": 1}
-        axis.errorbar(places, middle, whiskers, label=_label(system, stack), **style)
+        axis.errorbar(places, middle, whiskers, label=f"{SYSTEMS[system]}, {stack}", **style)
     if ideal := {values.index(line[setting]): line["ideal"] for line in shown if "ideal" in line}:
         # A line of its own for each value: points beside it would seem to be above a slope.
         ends = np.add.outer([-0.4, 0.4], list(ideal))
@@ -138,12 +134,8 @@ def _points(axis: Any, lines: list[Line], what: str, setting: str) -> None:
     axis.set_title(title)
 
 
-Bar = tuple[int, str, str]
-"""Actors, system and stack."""
-
-
-def _bars(lines: list[Line]) -> list[Bar]:
-    """Returns the bars of the breakdown: each system on its first stack."""
+def _bars(lines: list[Line]) -> list[tuple[int, str, str]]:
+    """Returns actors, system and stack of the bars of the breakdown: each system on its first stack."""
     curves = _curves(lines, "communication", "actors")
     first = dict(reversed(curves))
     return [
@@ -154,14 +146,14 @@ def _bars(lines: list[Line]) -> list[Bar]:
     ]
 
 
-def _breakdown(axis: Any, lines: list[Line], bars: list[Bar], role: str) -> None:
+def _breakdown(axis: Any, lines: list[Line], bars: list[tuple[int, str, str]], role: str) -> None:
     """Draws the parts of a role's time."""
     shares = {(line["actors"], line["system"], line["stack"], line["what"]): line["value"] for line in lines}
     left = np.zeros(len(bars))
     for what in (what for what in SHARES if what.startswith(role)):
         part = what.split(": ")[1]
         widths = [shares[(*bar, what)] for bar in bars]
-        axis.barh(range(len(bars)), widths, 0.8, left=left, color=PARTS[part], label=part)
+        axis.barh(range(len(bars)), widths, 0.8, left=left, color=PARTS.get(part, "#dddddd"), label=part)
         left += widths
     axis.invert_yaxis()
     # The learner's bars are beside the actors'.
@@ -181,24 +173,18 @@ def _setting(lines: list[Line]) -> str:
 def _groups(lines: list[Line], setting: str) -> Iterator[tuple[str, list[Line]]]:
     """Yields a heading and the lines of each format and value of the other settings."""
     others = [name for name in SETTINGS if name != setting and lines[0][name] is not None]
-    for values in dict.fromkeys(tuple(line[name] for name in ("format", *others)) for line in lines):
-        told = [f"{SETTINGS[name]}: {value:g}" for name, value in zip(others, values[1:], strict=True)]
-        of_group = [line for line in lines if tuple(line[name] for name in ("format", *others)) == values]
-        yield "; ".join((FORMATS[values[0]], *told)), of_group
+    for (form, *values), of_group in grouped(lines, "format", *others):
+        told = [f"{SETTINGS[name]}: {value:g}" for name, value in zip(others, values, strict=True)]
+        yield "; ".join((FORMATS[form], *told)), of_group
 
 
-def _curves(lines: list[Line], what: str, setting: str) -> dict[tuple[str, str], dict[Any, Line]]:
+def _curves(lines: list[Line], what: str, setting: str) -> dict[tuple[Any, ...], dict[Any, Line]]:
     """Returns the lines of one figure by system and stack, in the order of the systems, then by the setting's value."""
-    found: dict[tuple[str, str], dict[Any, Line]] = {}
-    for line in sorted(lines, key=lambda line: list(SYSTEMS).index(line["system"])):
-        if line["what"] == what:
-            found.setdefault((line["system"], line["stack"]), {})[line[setting]] = line
-    return found
+    of_figure = sorted(
+        (line for line in lines if line["what"] == what), key=lambda line: [*SYSTEMS].index(line["system"])
+    )
+    return {curve: {line[setting]: line for line in found} for curve, found in grouped(of_figure, "system", "stack")}
 
 
 def _values(lines: list[Line], setting: str) -> list[Any]:
     return sorted({line[setting] for line in lines})
-
-
-def _label(system: str, stack: str) -> str:
-    return f"{SYSTEMS[system]}, {stack}"

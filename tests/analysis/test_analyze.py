@@ -145,7 +145,7 @@ def test_lists_fit_the_machine() -> None:
     assert (lists.actors, lists.threads, lists.environments) == ([1, 2, 3, 4], [1, 2], [4, 8, 16, 32])
     lists = lists_of(RatioFlags(actors=(4, 1, 4)), config, 12)
     assert (lists.actors, lists.threads) == ([1, 4], [1, 2, 4, 8, 12])
-    assert len(lists.grid) == 2 * 5 * 4
+    assert len(list(itertools.product(*lists))) == 2 * 5 * 4
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,10 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.M
     clean = commit()
     assert re.fullmatch("[0-9a-f]{7,}", clean)
     (package / "__init__.py").write_text("changed")
-    assert commit() == f"{clean}-dirty"
+    first = commit()
+    assert re.fullmatch(f"{clean}-dirty-[0-9a-f]{{8}}", first)
+    (package / "__init__.py").write_text("changed again")
+    assert commit() not in (clean, first)
     # An environment in a repository is none of its files.
     monkeypatch.setattr(innet, "__file__", str(installed / "__init__.py"))
     assert commit() == ""
@@ -352,9 +355,12 @@ def test_a_prediction_stands_beside_the_measurement(
     assert main(["analyze", "what-if", str(file), "--json", str(tmp_path / "predicted.json")]) == 0
     shown = capsys.readouterr().out
     measured = next(line for line in shown.splitlines() if "this machine, measured" in line)
-    assert "1,010" in measured.split()
+    assert "measured (n = 3)" in measured
+    assert "1,010 (966-1,054)" in measured
     assert f"written anew: {tmp_path / 'predicted.json'}" in shown
-    assert read(tmp_path / "predicted.json")["this machine, measured"]["frames_per_s"] == 1010
+    kept = read(tmp_path / "predicted.json")["this machine, measured"]
+    assert (kept["frames_per_s"], kept["n"]) == (1010, 3)
+    assert kept["high"]["frames_per_s"] - 1010 == pytest.approx(44.03, abs=0.01)
     before = file.read_text()
     assert main(["analyze", "what-if", str(file), "--json", str(file)]) == 1
     assert "the sweep is in it: choose another file" in capsys.readouterr().err

@@ -31,6 +31,7 @@ from benchmarks.supervised import supervised
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
+from innet_drl.train.settings.machine import commit
 
 pytestmark = pytest.mark.slow
 
@@ -216,12 +217,12 @@ def test_results_make_no_commit_dirty(tmp_path: Path) -> None:
     git("init")
     git("add", ".")
     git("commit", "--message", "first")
-    clean = report.commit(tmp_path)
+    clean = commit(tmp_path, report.RESULTS)
     results.write_text("{}\n")
-    assert report.commit(tmp_path) == clean
+    assert commit(tmp_path, report.RESULTS) == clean
     assert len(clean) >= 7
     program.write_text("pass\n")
-    assert report.commit(tmp_path) == f"{clean}-dirty"
+    assert commit(tmp_path, report.RESULTS).startswith(f"{clean}-dirty-")
 
 
 def test_exponents_of_known_costs() -> None:

@@ -65,6 +65,13 @@ def drawing(path: Path, width: float, height: float, style: dict[Any, object] | 
             figure.savefig(path, metadata=NO_METADATA if path.suffix == ".svg" else None)
 
 
+def legend(area: Any, **style: Any) -> None:
+    """Draws a legend of all axes of a figure, each label once, below them."""
+    labels = [axis.get_legend_handles_labels() for axis in area.axes]
+    handles = {label: handle for found in labels for handle, label in zip(*found, strict=True)}
+    area.legend(handles.values(), handles, loc="outside lower center", **style)
+
+
 def svg_of(figure: Any) -> str:
     """Returns a figure as an SVG element."""
     drawn = io.StringIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from innet_drl.analysis import pictures
-from innet_drl.analysis.spread import NOISY, high, low, spread, unsteady
+from innet_drl.analysis.repeats import NOISY, SPREAD, spread, unsteady, write_csv
 from innet_drl.analysis.sweep.knee import curve_of
-from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined
+from innet_drl.analysis.sweep.point import NUMBERS, ROLES, Key, Point, combined
 from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
 from innet_drl.train.observe.display import aligned
 
-SPREAD = (statistics.median, low, high)
 GREY = "#888888"
 SPEED_UP = "rate, first point = 1"
 ROWS = {
@@ -58,7 +58,7 @@ def name(key: Key) -> str:
 def cell(repeats: Sequence[Point], column: str) -> str:
     """The median of a point's repeats with its spread: `12.0 (11.5-12.6)`."""
     attribute, form = COLUMNS[column]
-    values = [getattr(combined(repeats, of), attribute) for of in SPREAD]
+    values = [getattr(combined(repeats, of), attribute) for of in SPREAD.values()]
     median, least, most = ("" if None in values else format(value, form) for value in values)
     return median if least == most else f"{median} ({least}-{most})"
 
@@ -112,8 +112,8 @@ def report(sweep: Sweep, table: Path | None, plot: Path) -> None:
     """Prints the results, and writes the files beside the sweep's own."""
     print(points(sweep), "medians of n measurements (where 95 of 100 such medians fall)", summary(sweep), sep="\n")
     if table is not None:
-        sweep.save_csv(table)
-        print(f"written anew: {table}")
+        rows = map(dataclasses.asdict, sweep.measured)
+        write_csv(table, [{name: each[name] for name in each if name not in ROLES} for each in rows])
     if pictures.can_draw():
         draw(sweep, plot)
         print(f"written anew: {plot}")
@@ -135,7 +135,7 @@ def draw(sweep: Sweep, path: Path) -> None:
         figure.suptitle(f"{sweep.config.environment_name}: median and spread of n = {n}")
         for across, swept in zip(figure.subplots(len(rows), len(several), squeeze=False).T, several, strict=True):
             curve = curve_of(sweep.points, swept)
-            spreads = [[combined(sweep.repeats[point.key], of) for point in curve] for of in SPREAD]
+            spreads = [[combined(sweep.repeats[point.key], of) for point in curve] for of in SPREAD.values()]
             numbers = [getattr(point, swept) for point in curve]
             others = ", ".join(f"{getattr(curve[0], other)} {other}" for other in NUMBERS if other != swept)
             for axis, row in zip(across, rows, strict=True):

@@ -10,15 +10,15 @@ import dataclasses
 import functools
 import itertools
 import os
-import random
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import innet_drl as innet
 from innet_drl.analysis.flags import RatioFlags
 from innet_drl.analysis.pictures import check_outputs
+from innet_drl.analysis.repeats import shuffled
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
@@ -40,18 +40,12 @@ Measure = Callable[[str, Sequence[Key]], list[Point]]
 """Measures what is missing of the points of a list with this name, and returns their medians."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Lists:
+class Lists(NamedTuple):
     """The swept numbers."""
 
     actors: list[int]
     threads: list[int]
     environments: list[int]
-
-    @property
-    def grid(self) -> list[Key]:
-        """Every combination."""
-        return list(itertools.product(self.actors, self.threads, self.environments))
 
 
 def run(flags: RatioFlags) -> None:
@@ -76,8 +70,7 @@ def run(flags: RatioFlags) -> None:
     def measured(swept: str, keys: Sequence[Key]) -> list[Point]:
         missing = [
             key
-            for repeat in range(flags.repeats)
-            for key in random.Random(f"{flags.seed} {repeat}").sample(keys, len(keys))
+            for repeat, key in shuffled(keys, flags.repeats, flags.seed)
             if len(sweep.repeats.get(key, ())) <= repeat
         ]
         for number, key in enumerate(missing, 1):
@@ -101,7 +94,7 @@ def run(flags: RatioFlags) -> None:
     try:
         with page_of_command(f"sweep of {config.environment_name}") as page:
             if flags.grid:
-                measured("grid", lists.grid)
+                measured("grid", list(itertools.product(*lists)))
             else:
                 propose(lists, sweep, _axes(lists, config, measured), measured)
     finally:
@@ -172,11 +165,11 @@ def _axes(lists: Lists, config: Config, measured: Measure) -> list[Point]:
 def propose(lists: Lists, sweep: Sweep, swept: Sequence[Point], measured: Measure) -> None:
     """Measures the combinations that the model, fitted to all points, predicts as best."""
     keys = {point.key for point in swept}
-    proposed = [key for key in lists.grid if key in sweep.repeats and key not in keys]
+    proposed = [key for key in itertools.product(*lists) if key in sweep.repeats and key not in keys]
     # An earlier run of the command may have been interrupted.
     measured("proposals", proposed)
     for _ in range(PROPOSALS - len(proposed)):
-        left = [key for key in lists.grid if key not in sweep.repeats]
+        left = [key for key in itertools.product(*lists) if key not in sweep.repeats]
         if not left or len(usable(sweep.points)) < SMALLEST_FIT:
             break
         model = fit(sweep.points, sweep.config, sweep.gpus)

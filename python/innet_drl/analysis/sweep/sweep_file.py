@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import Any
 import psutil
 
 import innet_drl as innet
-from innet_drl.analysis.spread import high, low
-from innet_drl.analysis.sweep.point import ROLES, Key, Point, combined
+from innet_drl.analysis.repeats import SPREAD, checked, differences
+from innet_drl.analysis.sweep.point import Key, Point, combined
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import replacing
 from innet_drl.train.settings.config import Config
@@ -109,14 +108,6 @@ class Sweep:
         """The medians of each point."""
         return list(map(combined, self.repeats.values()))
 
-    def save_csv(self, path: Path) -> None:
-        """Writes the measurements as a table."""
-        columns = [name for name in FIELDS if name not in ROLES]
-        with writing(str(path), "choose another file with --csv"), replacing(path) as file, file.open("w") as out:
-            writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(dataclasses.asdict, self.measured))
-
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
         values = {
@@ -128,8 +119,7 @@ class Sweep:
             "points": [
                 {
                     **dataclasses.asdict(combined(repeats)),
-                    "low": dataclasses.asdict(combined(repeats, low)),
-                    "high": dataclasses.asdict(combined(repeats, high)),
+                    **{end: dataclasses.asdict(combined(repeats, SPREAD[end])) for end in ("low", "high")},
                     "n": len(repeats),
                     "repeats": list(map(dataclasses.asdict, repeats)),
                 }
@@ -150,8 +140,8 @@ class Sweep:
         try:
             values = json.loads(path.read_text())
             known = ("machine", "preset", "settings", "conditions", "missing", "points", *RESULTS)
-            points = [_checked(point, *FIELDS, *DERIVED) for point in _checked(values, *known)["points"]]
-            measured = [Point.read(_checked(repeat, *FIELDS)) for point in points for repeat in point["repeats"]]
+            points = [checked(point, *FIELDS, *DERIVED) for point in checked(values, *known)["points"]]
+            measured = [Point.read(checked(repeat, *FIELDS)) for point in points for repeat in point["repeats"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
             return cls(machine, values["preset"], config, measured, values["conditions"], values["missing"])
         except OSError as error:
@@ -174,17 +164,8 @@ class Sweep:
             return self
         earlier = Sweep.load(path)
         ours, theirs = (each.machine.speed | each.config.as_dict() | each.conditions for each in (self, earlier))
-        differences = [
-            f"{name} {theirs.get(name)} (now {ours[name]})" for name in ours if ours[name] != theirs.get(name)
-        ]
-        if differences:
+        if differs := differences(theirs, ours):
             raise ConfigurationError(
-                f"{path} was measured with {', '.join(differences[:3])}: choose another file with --json, or delete it"
+                f"{path} was measured with {differs}: choose another file with --json, or delete it"
             )
         return earlier
-
-
-def _checked(values: dict[str, Any], *known: str) -> dict[str, Any]:
-    if unknown := set(values) - set(known):
-        raise ValueError(f"the field {min(unknown)} is unknown")
-    return values

@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 from innet_drl.analysis.flags import WhatIfFlags
+from innet_drl.analysis.repeats import SPREAD
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
+from innet_drl.analysis.sweep.point import combined
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import check_output
@@ -64,7 +66,10 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
         flags.gpu_speed,
     )
     asked = asked if flags.actors else model.fewest_actors(asked)
-    measured = {name: getattr(best, name) for name in ("frames_per_s", "updates_per_s", "cpu")} | {"bottleneck": ""}
+    repeats = sweep.repeats[best.key]
+    ends = {name: dataclasses.asdict(combined(repeats, of)) for name, of in SPREAD.items()}
+    rates = {name: {rate: end[rate] for rate in ("frames_per_s", "updates_per_s", "cpu")} for name, end in ends.items()}
+    measured = {**rates.pop("median"), **rates, "n": len(repeats), "bottleneck": ""}
     return {
         PREDICTED: dataclasses.asdict(here) | dataclasses.asdict(model.predict(here)),
         MEASURED: dataclasses.asdict(here) | measured,
@@ -82,6 +87,9 @@ def table(found: dict[str, Any], sweep: Sweep) -> str:
         "{threads}|" + gpus + "|{actors}|{environments}|{frames_per_s:,.0f}|{updates_per_s:,.1f}|{cpu:.0%}|{bottleneck}"
     )
     rows = [(row, *form.format(**found[row]).split("|")) for row in ROWS]
+    repeats = sweep.repeats[recommended(sweep.points).key]
+    spreads = [output.cell(repeats, column) for column in header[5:8]]
+    rows[1] = (f"{MEASURED} (n = {len(repeats)})", *rows[1][1:5], *spreads, "")
     asked = found[ASKED]
     lines = [aligned([header, *rows]), output.errors(found["model"]), *output.disturbed(sweep)]
     if asked["threads"] > max(found["measured_threads"]):

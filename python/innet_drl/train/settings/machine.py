@@ -9,6 +9,8 @@ import os
 import platform
 import shutil
 import subprocess
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +39,23 @@ def description() -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """Returns this package's commit, with `-dirty` if files differ from it; empty if the package is not in git."""
+def commit(folder: Path | None = None, results: Sequence[str] = ()) -> str:
+    """Returns the commit of a folder, this package's by default; empty if none of its files is in git.
+
+    If files other than `results`, from the root, differ from it, `-dirty-` and a checksum of the differences follow.
+    """
+    folder = folder or Path(innet.__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(innet.__file__).parent), *arguments]
+        command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
     # Installed packages may be ignored files of another repository.
-    return git("describe", "--always", "--dirty", "--exclude=*") if shutil.which("git") and git("ls-files") else ""
+    if not shutil.which("git") or not git("ls-files"):
+        return ""
+    changes = git("diff", "HEAD", "--", ":/", *(f":(top,exclude){name}" for name in results))
+    dirty = f"-dirty-{zlib.crc32(changes.encode()):08x}" if changes else ""
+    return git("describe", "--always", "--exclude=*") + dirty
 
 
 def versions() -> dict[str, str]:

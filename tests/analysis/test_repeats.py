@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from innet_drl.analysis.spread import spread
+from innet_drl.analysis.repeats import spread
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 30])
