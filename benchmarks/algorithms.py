@@ -37,7 +37,8 @@ SAC_GAMES: dict[str, tuple[str, dict[str, Any], int]] = {
     "pendulum": ("Pendulum-v1", {}, 6_000),
     # Needs Box2D: pip install 'gymnasium[box2d]'.
     "lunarlander": ("LunarLander-v3", {"continuous": True}, 30_000),
-    # Needs MuJoCo: pip install 'gymnasium[mujoco]'.
+    # These need MuJoCo: pip install 'gymnasium[mujoco]'.
+    "invertedpendulum": ("InvertedPendulum-v5", {}, 5_000),
     "halfcheetah": ("HalfCheetah-v5", {}, 20_000),
 }
 """Environment of a game of SAC, its arguments, and steps."""
@@ -47,7 +48,7 @@ SAC_SYSTEMS: tuple[tuple[str, type[SAC], type[ReplayBuffer]], ...] = (
     ("PrioritizedSAC", PrioritizedSAC, InnetReplayBuffer),
 )
 """Name, algorithm and buffer."""
-Game = Literal["cliffwalk", "cartpole", "pendulum", "lunarlander", "halfcheetah"]
+Game = Literal["cliffwalk", "cartpole", "pendulum", "lunarlander", "invertedpendulum", "halfcheetah"]
 
 
 def algorithms(games: tuple[Game, ...] = ("cliffwalk", "cartpole", "pendulum"), seeds: int = 5) -> None:

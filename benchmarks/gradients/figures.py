@@ -101,9 +101,8 @@ def _draw_iterations(axis: Any, lines: list[Line]) -> None:
         values = np.array([found[part, system]["value"] for system in systems])
         axis.barh(systems, values, left=left, color=colour, label=part)
         left += values
-    value, low, high = (
-        np.array([found["iteration", each][end] for each in systems]) for end in ("value", "low", "high")
-    )
+    ends = [[found["iteration", each][end] for each in systems] for end in ("value", "low", "high")]
+    value, low, high = np.array(ends)
     axis.errorbar(value, systems, xerr=[value - low, high - value], fmt="none", ecolor=OTHER, capsize=3)
     axis.invert_yaxis()
     axis.set_xlim(left=0)

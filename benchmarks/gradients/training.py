@@ -24,7 +24,6 @@ from torch.futures import Future
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import innet_drl as innet
 from benchmarks.gradients.workers import Place, Training
 from benchmarks.repeated import Figure, figure
 from innet_drl.distributed import Replica
@@ -128,20 +127,10 @@ def train(order: Training, place: Place, sum_once: Callable[[NDArray[np.float32]
         forward: Any = model
         update, replica = apply, None
         if sum_once is None:
-            # The first worker publishes its weights, and no others are left, before the others look for them.
-            if place.rank:
-                dist.barrier()
-            else:
-                with innet.connect(place.server) as server:
-                    for name in server.parameters():
-                        server.drop_parameters(name)
             replica = Replica(
                 model, optimizer, place.server, order.job, worker=place.rank, workers=place.workers, apply=apply
             )
-            running.enter_context(replica)
-            if not place.rank:
-                dist.barrier()
-            update = replica.step
+            update = running.enter_context(replica).step
         else:
             forward = DistributedDataParallel(model)
             forward.register_comm_hook(None, hook)

@@ -124,6 +124,7 @@ class _Sums:
         store = FileStore(place.store, place.workers)
         dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers)
         running.callback(dist.destroy_process_group)
+        self._all_reduce = lambda values: dist.all_reduce(torch.from_numpy(values))
         self._parameters = parameter_server.ParameterWorker(place.parameter_server)
         running.callback(self._parameters.close)
         self._place, self._running = place, running
@@ -133,7 +134,7 @@ class _Sums:
         """Returns a function that replaces values by their sum over all workers."""
         match system:
             case "gloo":
-                return _all_reduce
+                return self._all_reduce
             case "parameter-server":
                 return self._parameters.sum
             case "no-sum":
@@ -154,13 +155,6 @@ class _Sums:
         return self._running.enter_context(
             replay.join_gradients(job, number, workers, world=place.workers, arithmetic=arithmetic)
         )
-
-
-def _all_reduce(values: Values) -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.from_numpy(values))
 
 
 @functools.lru_cache(maxsize=64)

@@ -121,12 +121,10 @@ class PaperFlags(RepeatFlags):
         defaults = DELAYED_DEFAULTS if self.delay_ms else {**DEFAULTS, **({"actors": (2,)} if swept else {})}
         given = {name: value for name in defaults if (value := getattr(self, name)) not in (None, ())}
         flags: Any = dataclasses.replace(self, **{**defaults, **given})
-        if min(flags.actors) < 1:
-            raise SystemExit("--actors: numbers of at least 1")
+        if min(*flags.actors, *flags.parameters_every) < 1:
+            raise SystemExit("--actors and --parameters-every: numbers of at least 1")
         if any(each % STEPS or not 0 < each <= LARGEST_PUSH for each in flags.push_transitions):
             raise SystemExit(f"--push-transitions: multiples of {STEPS}, up to {LARGEST_PUSH}")
-        if min(flags.parameters_every) < 1:
-            raise SystemExit("--parameters-every: numbers of at least 1")
         if not all(0 < each < math.inf for each in (flags.seconds, flags.actor_ms, flags.update_ms)):
             raise SystemExit("--seconds, --actor-ms and --update-ms: numbers above 0")
         push_s = 1e-3 * flags.actor_ms * max(flags.push_transitions) / TRANSITIONS

@@ -360,7 +360,6 @@ def test_a_prediction_stands_beside_the_measurement(
     assert f"written anew: {tmp_path / 'predicted.json'}" in shown
     kept = read(tmp_path / "predicted.json")["this machine, measured"]
     assert (kept["frames_per_s"], kept["n"]) == (1010, 3)
-    assert kept["high"]["frames_per_s"] - 1010 == pytest.approx(44.03, abs=0.01)
     before = file.read_text()
     assert main(["analyze", "what-if", str(file), "--json", str(file)]) == 1
     assert "the sweep is in it: choose another file" in capsys.readouterr().err

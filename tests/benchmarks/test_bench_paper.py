@@ -248,7 +248,7 @@ def test_ctrl_c_during_imports() -> None:
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (["--actors", "0"], "--actors: numbers of at least 1"),
+        (["--actors", "0"], "--actors and --parameters-every: numbers of at least 1"),
         (["--systems", "edge"], "--systems edge: it belongs beside --delay-ms"),
         (["--delay-ms", "-1"], "--delay-ms: numbers of at least 0"),
         (["--delay-ms", "nan"], "--delay-ms: numbers of at least 0"),

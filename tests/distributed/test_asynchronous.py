@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calls import Lines
 from gradient_workers import Raised, gradient_process, gradient_server, returned, run_workers
 from torch import nn
 
@@ -117,7 +118,9 @@ def test_a_replica_with_other_weights_is_found_out(server: str) -> None:
     assert "other weights after update" in told
 
 
-def test_a_new_replica_pulls_weights_and_optimizer(server: str) -> None:
+def test_a_new_replica_pulls_weights_and_optimizer(server: str, log: Lines) -> None:
+    with innet.connect(server) as earlier:
+        earlier.put_parameters("earlier.weights", {"weight": np.zeros(3, np.float32)})
     settings: dict[str, Any] = {"workers": 2, "threshold": 1, "updates": 30, "deadline": 20}
     model, optimizer = model_and_optimizer(0)
     late, its_optimizer = model_and_optimizer(1)
@@ -141,6 +144,8 @@ def test_a_new_replica_pulls_weights_and_optimizer(server: str) -> None:
             with ThreadPoolExecutor(2) as both:
                 list(both.map(Replica.finish, (first, second)))
     assert digest(model) == digest(late)
+    # It is normal that others have not published yet.
+    assert not [line for line in log.lines if "found no parameters" in line]
 
 
 def test_weights_that_a_slower_replica_replaced_are_published_again(server: str) -> None:

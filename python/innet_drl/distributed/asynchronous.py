@@ -355,7 +355,12 @@ class _Board:
         self._digests: dict[int, bytes] = {}
 
     def weights_of(self, job: str, timeout: float, newer_than: int = 0) -> innet.Parameters | None:
-        return self._server.get_parameters(f"{job}.weights", newer_than=newer_than, timeout=timeout)
+        return self._get(f"{job}.weights", timeout, newer_than)
+
+    def _get(self, name: str, timeout: float, newer_than: int = 0) -> innet.Parameters | None:
+        # Another worker may publish them later, and `get_parameters` warns of a name that it does not know.
+        known = name in self._server.parameters(timeout=timeout)
+        return self._server.get_parameters(name, newer_than=newer_than, timeout=timeout) if known else None
 
     def publish(self, tensors: dict[str, NDArray[Any]], timeout: float) -> None:
         self.known = self._server.put_parameters(f"{self.job}.weights", tensors, timeout=timeout)
@@ -385,7 +390,7 @@ class _Board:
 
     def compare(self, other: int, timeout: float) -> int:
         """Compares a replica's newest digest with this one's; returns its update, or -1 if there is none."""
-        published = self._server.get_parameters(f"{self.job}.digest.{other}", timeout=timeout)
+        published = self._get(f"{self.job}.digest.{other}", timeout)
         if published is None:
             return -1
         index = int(published.tensors["index"])

@@ -19,8 +19,6 @@ from innet_drl.train.settings.config import Config
 from innet_drl.train.settings.machine import cores, processor
 
 FIELDS = tuple(each.name for each in dataclasses.fields(Point))
-DERIVED = ("low", "high", "n", "repeats")
-"""Fields that a point has in the file beside its medians."""
 RESULTS = ("knee", "threads_per_sm", "recommended", "model")
 
 
@@ -140,7 +138,8 @@ class Sweep:
         try:
             values = json.loads(path.read_text())
             known = ("machine", "preset", "settings", "conditions", "missing", "points", *RESULTS)
-            points = [checked(point, *FIELDS, *DERIVED) for point in checked(values, *known)["points"]]
+            of_point = (*FIELDS, "low", "high", "n", "repeats")
+            points = [checked(point, *of_point) for point in checked(values, *known)["points"]]
             measured = [Point.read(checked(repeat, *FIELDS)) for point in points for repeat in point["repeats"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
             return cls(machine, values["preset"], config, measured, values["conditions"], values["missing"])

@@ -7,11 +7,9 @@ import json
 from typing import Any
 
 from innet_drl.analysis.flags import WhatIfFlags
-from innet_drl.analysis.repeats import SPREAD
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
-from innet_drl.analysis.sweep.point import combined
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import check_output
@@ -66,10 +64,8 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
         flags.gpu_speed,
     )
     asked = asked if flags.actors else model.fewest_actors(asked)
-    repeats = sweep.repeats[best.key]
-    ends = {name: dataclasses.asdict(combined(repeats, of)) for name, of in SPREAD.items()}
-    rates = {name: {rate: end[rate] for rate in ("frames_per_s", "updates_per_s", "cpu")} for name, end in ends.items()}
-    measured = {**rates.pop("median"), **rates, "n": len(repeats), "bottleneck": ""}
+    measured = {name: getattr(best, name) for name in ("frames_per_s", "updates_per_s", "cpu")}
+    measured |= {"n": len(sweep.repeats[best.key]), "bottleneck": ""}
     return {
         PREDICTED: dataclasses.asdict(here) | dataclasses.asdict(model.predict(here)),
         MEASURED: dataclasses.asdict(here) | measured,
