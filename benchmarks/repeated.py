@@ -26,8 +26,6 @@ Case = dict[str, Any]
 """What is measured: names and plain JSON values. The figures of a case have them too."""
 Figure = dict[str, Any]
 """`what`, `value` and `unit`; of many times also their `count`, the `largest`, and of 100 or more the `p99`."""
-COUNT_OF_P99 = 100
-"""Fewest values whose 99th percentile is not their largest."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def figure(what: str, value: float, unit: str, **more: Any) -> Figure:
 def times(what: str, milliseconds: Sequence[float], **more: Any) -> Figure:
     """Returns the median of times in ms, with the largest, and the 99th percentile of at least 100."""
     tails = {"largest": max(milliseconds)}
-    if len(milliseconds) >= COUNT_OF_P99:
+    if len(milliseconds) >= 100:
         tails["p99"] = np.percentile(milliseconds, 99)
     rounded = {name: float(f"{tail:.5g}") for name, tail in tails.items()}
     return figure(what, statistics.median(milliseconds), "ms", **rounded, count=len(milliseconds), **more)
@@ -144,8 +142,12 @@ class Measurements(contextlib.AbstractContextManager["Measurements"]):
         )
         self._write()
         if self._flags.csv:
-            about = [({**each["case"], **each}, each["figures"]) for each in self._measured]
-            write_csv(self._flags.csv, [{**case, **one} for case, figures in about for one in figures])
+            rows = [
+                {**each["case"], "repeat": each["repeat"], "others": each["others"], **one}
+                for each in self._measured
+                for one in each["figures"]
+            ]
+            write_csv(self._flags.csv, rows)
         if self._flags.plot and self._draw:
             self._draw(lines, self._flags.plot)
             print(f"written anew: {self._flags.plot}")

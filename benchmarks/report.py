@@ -80,7 +80,7 @@ def closing(benchmark: str, system: str, **more: Any) -> None:
 def machine() -> dict[str, Any]:
     """Commit, processor and versions."""
     return {
-        "commit": commit(Path(__file__).parent, RESULTS),
+        "commit": commit(Path(__file__).parent, (*RESULTS, "*.md")),
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

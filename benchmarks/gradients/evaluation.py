@@ -80,8 +80,7 @@ def gradients(flags: Annotated[GradientsFlags, tyro.conf.arg(name="")]) -> None:
         raise SystemExit("--sizes and --racks: vectors of at least 4 bytes, and at least 2 racks")
     if not all(0 < loss < 1 for loss in flags.loss):
         raise SystemExit("--loss: shares below 1, such as 0.001 0.01")
-    cases = list(_cases(flags))
-    if not cases:
+    if not (cases := list(_cases(flags))):
         raise SystemExit("nothing is left to measure: name more --systems, or --training-workers among --workers")
     path = f"links of {flags.link_mbit} Mbit/s" if flags.link_mbit else "loopback"
     output = functools.partial(figures.tables, path=path), functools.partial(figures.draw, path=path)

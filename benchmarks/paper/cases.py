@@ -187,7 +187,7 @@ class Workload:
 
     @property
     def most_waiting(self) -> int:
-        """Pushes that may wait for the learner, which it pulls at once: 200 transitions of each actor."""
+        """Pushes that may wait for the learner, which it pulls at once: 200 transitions of each actor, or one push."""
         return self.actors * max(1, TRANSITIONS // self.push_transitions)
 
     def messages(self) -> MessageFormat:

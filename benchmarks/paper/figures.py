@@ -64,10 +64,7 @@ def tables(lines: list[Line]) -> str:
             if curves := _curves(of_group, what, setting):
                 head = [f"{title}, {unit}; {repeats(of_group)}; by {SETTINGS[setting]}", *map("{:g}".format, values)]
                 rows = [
-                    [
-                        f"{SYSTEMS[system]}, {stack}",
-                        *(_cell(found[value], form) if value in found else "-" for value in values),
-                    ]
+                    [f"{SYSTEMS[system]}, {stack}", *(_cell(found[at], form) if at in found else "-" for at in values)]
                     for (system, stack), found in curves.items()
                 ]
                 parts.append(markdown(head, rows))

@@ -18,6 +18,7 @@ import innet_drl as innet
 from innet_drl.analysis.pictures import can_draw
 from innet_drl.analysis.sweep import ratio
 from innet_drl.analysis.sweep.point import Key, Point, Role
+from innet_drl.analysis.sweep.sweep_file import RESULTS
 from innet_drl.cli import main
 from innet_drl.signals import END_SIGNALS
 from innet_drl.train.observe.display import Page
@@ -177,8 +178,23 @@ def test_a_sweep_that_is_interrupted_at_once_has_no_tables(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.lasts = 0
-    assert sweep(tmp_path / "ratio.json") == 130
+    assert sweep(tmp_path / "ratio.json", *FOUR) == 130
     assert "0 measurements are in " in capsys.readouterr().out
+    machine.lasts = 100
+    assert sweep(tmp_path / "ratio.json", *FOUR) == 0
+
+
+def test_a_sweep_that_was_killed_continues(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ratio.json"
+    assert sweep(file, *FOUR) == 0
+    kept = read(file)
+    # Results come at the end of a sweep.
+    file.write_text(json.dumps({name: value for name, value in kept.items() if name not in RESULTS}))
+    assert main(["analyze", "what-if", str(file)]) == 0
+    assert sweep(file, *FOUR) == 0
+    assert read(file) == kept
 
 
 def test_no_measurement_is_beyond_the_planned_ones(
@@ -360,6 +376,7 @@ def test_a_prediction_stands_beside_the_measurement(
     assert f"written anew: {tmp_path / 'predicted.json'}" in shown
     kept = read(tmp_path / "predicted.json")["this machine, measured"]
     assert (kept["frames_per_s"], kept["n"]) == (1010, 3)
+    assert kept["high"]["frames_per_s"] - 1010 == pytest.approx(44.03, abs=0.01)
     before = file.read_text()
     assert main(["analyze", "what-if", str(file), "--json", str(file)]) == 1
     assert "the sweep is in it: choose another file" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def measure(path: Path, *flags: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_every_system_sums_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_system_sums_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--workers=3", "--sizes=4003", "--repeats=1", "--seconds=0.05", "--loss=0.01", "--training-workers=3"]
     flags += ["--training-seconds=0.2", "--training-goal=12", f"--plot={tmp_path}/a.svg", f"--csv={tmp_path}/a.csv"]
     found = measure(tmp_path / "a.json", *flags)
@@ -66,7 +66,7 @@ def test_every_system_sums_and_trains(tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(found["counted"]) == ["iterations innet-async", "training innet-async"]
     assert list(found["score"]) == trainings
     assert set(found["to the goal"]) == {case for case in trainings if found["score"][case]["value"] >= 12}
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert "| innet, one by one, 1.0% lost | 4,000 |" in out
     assert "20 of 20 measurements" in out
     assert "no parameters" not in err

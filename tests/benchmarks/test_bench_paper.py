@@ -96,7 +96,9 @@ def test_our_systems_give_every_figure(
         assert figures_of["experiences"]["value"] == pytest.approx(push * figures_of["pushes"]["value"], rel=1e-2)
     assert "| in-network sampling, kernel |" in shown
     if pictures.can_draw():
-        assert "ms, logarithmic" in (tmp_path / "paper.svg").read_text()
+        picture = (tmp_path / "paper.svg").read_text()
+        assert "ms, logarithmic" in picture
+        assert "ideal: only computing" in picture
         rates = ("a second", "transitions a second", "share of the time")
         check_that_linear_axes_begin_at_zero(axes, *rates)
 

@@ -82,7 +82,9 @@ def test_unsteady_figures_and_busy_cores_are_told(
     assert "1 of 2 figures are uncertain by more than a quarter: --repeats 5 or more" in shown
     assert f"written anew: {tmp_path}/a.csv\n3 of 3 measurements: {tmp_path}/a.json" in shown
     with (tmp_path / "a.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        table = csv.DictReader(file)
+        rows = list(table)
+    assert table.fieldnames == ["system", "actors", "repeat", "others", "what", "value", "unit"]
     assert [(row["repeat"], row["what"], row["value"]) for row in rows[:3]] == [
         ("0", "sum", "410.0"),
         ("0", "bytes", "7.0"),

@@ -359,7 +359,7 @@ class _Board:
 
     def _get(self, name: str, timeout: float, newer_than: int = 0) -> innet.Parameters | None:
         # Another worker may publish them later, and `get_parameters` warns of a name that it does not know.
-        known = name in self._server.parameters(timeout=timeout)
+        known = newer_than > 0 or name in self._server.parameters(timeout=timeout)
         return self._server.get_parameters(name, newer_than=newer_than, timeout=timeout) if known else None
 
     def publish(self, tensors: dict[str, NDArray[Any]], timeout: float) -> None:

@@ -238,7 +238,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         }
     }
 
-    /// The smallest positive priority in units, `None` without one. Scans the leaves, except nodes whose sum is 0, which no sample reaches: O(capacity).
+    /// The smallest positive priority in units, `None` without one. Scans the leaves, except of nodes whose sum is 0, which may lag: O(capacity).
     pub fn min_positive(&self) -> Option<u64> {
         let sums = self.levels.get(1);
         let is_empty =

@@ -6,9 +6,9 @@
 //!
 //! # Invariant
 //!
-//! Pins, samples and updates are lock-free, with three exceptions: the counts of the rate limiter, the order of a sampler that has one,
-//! and the largest priority, where an update raises it. Insert and evict share one short lock for each table, never held over
-//! allocation, free or I/O.
+//! Pins, samples and updates are lock-free, except for the counts of the rate limiter, leases, versions of parameters, the order of a
+//! sampler that has one, and the largest priority, where an update raises it. Insert and evict share one short lock for each table,
+//! with samples of queues and samples that find nothing, never held over allocation, free or I/O.
 
 use crate::error::{Result, WaitReason};
 use crate::limiter::{Inserting, Outcome};

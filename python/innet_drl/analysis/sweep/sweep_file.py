@@ -49,11 +49,6 @@ class Machine:
         """Multiprocessors of all GPUs."""
         return sum(gpu.multiprocessors for gpu in self.gpus)
 
-    @classmethod
-    def read(cls, values: dict[str, Any]) -> Machine:
-        """Makes a machine of the values of `dataclasses.asdict`."""
-        return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
-
     @property
     def speed(self) -> dict[str, Any]:
         """What affects the speed of runs."""
@@ -139,9 +134,12 @@ class Sweep:
             values = json.loads(path.read_text())
             known = ("machine", "preset", "settings", "conditions", "missing", "points", *RESULTS)
             of_point = (*FIELDS, "low", "high", "n", "repeats")
-            points = [checked(point, *of_point) for point in checked(values, *known)["points"]]
+            points = [
+                checked(point, *of_point) for point in checked({**dict.fromkeys(RESULTS), **values}, *known)["points"]
+            ]
             measured = [Point.read(checked(repeat, *FIELDS)) for point in points for repeat in point["repeats"]]
-            machine, config = Machine.read(values["machine"]), Config(**values["settings"])
+            gpus = tuple(Gpu(**gpu) for gpu in values["machine"]["gpus"])
+            machine, config = Machine(**{**values["machine"], "gpus": gpus}), Config(**values["settings"])
             return cls(machine, values["preset"], config, measured, values["conditions"], values["missing"])
         except OSError as error:
             raise ConfigurationError(

@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 from innet_drl.analysis.flags import WhatIfFlags
+from innet_drl.analysis.repeats import SPREAD
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import recommended
 from innet_drl.analysis.sweep.model import Setting, fit, left_out_errors
+from innet_drl.analysis.sweep.point import combined
 from innet_drl.analysis.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import check_output
@@ -64,8 +66,10 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
         flags.gpu_speed,
     )
     asked = asked if flags.actors else model.fewest_actors(asked)
-    measured = {name: getattr(best, name) for name in ("frames_per_s", "updates_per_s", "cpu")}
-    measured |= {"n": len(sweep.repeats[best.key]), "bottleneck": ""}
+    repeats = sweep.repeats[best.key]
+    rates = ("frames_per_s", "updates_per_s", "cpu")
+    ends = {end: {rate: getattr(combined(repeats, of), rate) for rate in rates} for end, of in SPREAD.items()}
+    measured = {**ends.pop("median"), **ends, "n": len(repeats), "bottleneck": ""}
     return {
         PREDICTED: dataclasses.asdict(here) | dataclasses.asdict(model.predict(here)),
         MEASURED: dataclasses.asdict(here) | measured,

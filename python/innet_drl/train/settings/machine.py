@@ -42,20 +42,22 @@ def description() -> dict[str, Any]:
 def commit(folder: Path | None = None, results: Sequence[str] = ()) -> str:
     """Returns the commit of a folder, this package's by default; empty if none of its files is in git.
 
-    If files other than `results`, from the root, differ from it, `-dirty-` and a checksum of the differences follow.
+    If its files differ, or with `results` (from the root) others of the repository, `-dirty-` and a checksum follow.
     """
     folder = folder or Path(innet.__file__).parent
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False).stdout.strip()
 
     # Installed packages may be ignored files of another repository.
     if not shutil.which("git") or not git("ls-files"):
         return ""
-    changes = git("diff", "HEAD", "--", ":/", *(f":(top,exclude){name}" for name in results))
-    dirty = f"-dirty-{zlib.crc32(changes.encode()):08x}" if changes else ""
-    return git("describe", "--always", "--exclude=*") + dirty
+    others = [f":(top,exclude){name}" for name in results]
+    changes = git(
+        "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ":/" if results else ".", *others
+    )
+    dirty = f"-dirty-{zlib.crc32(changes):08x}" if changes else ""
+    return git("describe", "--always", "--exclude=*").decode() + dirty
 
 
 def versions() -> dict[str, str]:
