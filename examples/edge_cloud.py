@@ -9,14 +9,15 @@ python examples/edge_cloud.py --role learner --server innet://EDGE:7710       # 
 """
 
 import argparse
+import asyncio
 import contextlib
 import copy
 import itertools
 import multiprocessing
-import sys
+import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
 import gymnasium
@@ -33,8 +34,7 @@ NUM_ENVS, BATCH_SIZE, MIN_SIZE = 8, 128, 1_000
 RATIO = 32.0
 VIEW = innet.NStep(n=3, gamma=0.99)
 ACTORS = 2
-# Publishing waits for the answer, so each version costs the learner a round trip.
-PUBLISH_EVERY = 100
+PUBLISH_EVERY = 100  # each version costs the learner a round trip: it waits for the answer
 
 
 def make_table() -> innet.Table:
@@ -128,6 +128,29 @@ def running_actors(server: str, seed: int) -> Iterator[list[multiprocessing.proc
         actor.join()
 
 
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float, sizes: list[int]) -> None:
+    """Passes each piece on after the delay; the pieces behind it do not wait for it."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):  # a killed peer
+        while piece := await reader.read(1 << 16):
+            sizes.append(len(piece))
+            loop.call_later(delay, writer.write, piece)
+    loop.call_later(delay, writer.close)
+
+
+async def emulate_link(edge: str, delay: float, address: "Future[str]", sizes: list[int]) -> None:
+    """A link to the server with a one-way delay in seconds; `sizes` gets the bytes to the learner."""
+    host, port = edge.removeprefix("innet://").split(":")
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_edge, to_edge = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, to_edge, delay, []), carry(from_edge, writer, delay, sizes))
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as listening:
+        address.set_result("innet://{}:{}".format(*listening.sockets[0].getsockname()))
+        await listening.serve_forever()
+
+
 def learn(address: str, updates: int) -> None:
     """Learns over the link."""
     learner, began = Learner(), time.monotonic()
@@ -165,14 +188,12 @@ def main() -> None:
     else:
         with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
             (edge,) = server.addresses
-            # The emulated link of the benchmarks, which are beside the examples.
-            sys.path.append(str(Path(__file__).parents[1]))
-            from benchmarks.relay import Relay
-
-            link = Relay(edge.removeprefix("innet://"), delay=flags.delay_ms / 1e3)
-            with running_actors(edge, flags.seed), link:
-                learn(f"innet://{link.address}", flags.updates)
-                print(f"{link.bytes[1] / flags.updates / 1e3:.1f} kB an update crossed the link to the learner")
+            address, sizes = Future[str](), list[int]()
+            link = (emulate_link(edge, flags.delay_ms / 1e3, address, sizes),)
+            threading.Thread(target=asyncio.run, args=link, daemon=True).start()
+            with running_actors(edge, flags.seed):
+                learn(address.result(), flags.updates)
+                print(f"{sum(sizes) / flags.updates / 1e3:.1f} kB an update crossed the link to the learner")
 
 
 if __name__ == "__main__":

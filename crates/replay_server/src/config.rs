@@ -82,9 +82,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_frame_bytes: u64,
-    /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes. The
-    /// roles that have a token share it equally, and a connection has a quarter of its role's part. At the limit samples and
-    /// parameters wait, and clients that do not read are dropped after two seconds.
+    /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub reply_bytes: u64,
@@ -139,9 +137,8 @@ pub struct ServerConfig {
     /// authenticated: they need this setting also with a token and TLS.
     #[arg(long)]
     pub trusted_network: bool,
-    /// Folder for snapshots of the memory, made if it is missing; only this user can read its files. The newest that is not damaged is
-    /// restored at the start; one is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times
-    /// the bytes of the memory on disk. No snapshots by default.
+    /// Folder for snapshots of the memory; none by default. The newest that is not damaged is restored at the start; one is saved at
+    /// SIGTERM, at intervals, and by `innet-replay snapshot`.
     #[arg(long, value_name = "DIR")]
     pub snapshot: Option<PathBuf>,
     /// Interval of the snapshots in --snapshot: 500ms, 5min or 1h; 60s by default. 0s saves on request and at SIGTERM alone.

@@ -61,6 +61,29 @@ pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
     }
 }
 
+/// Most steps of an episode.
+pub const LONGEST_EPISODE: u16 = 6;
+
+/// Steps of each episode of a writer that pushes whole ones.
+fn episode_steps(writer: u64) -> u64 {
+    1 + writer % u64::from(LONGEST_EPISODE)
+}
+
+/// An item for each episode that ends in these steps: all its steps, and the one before them. Its first steps may be in earlier pushes.
+pub fn episodes(writer: u64, numbers: Range<u64>) -> Vec<NewItem> {
+    let steps = episode_steps(writer);
+    let last = numbers.filter(|number| (number + 1) % steps == 0);
+    let first = last.map(|last| last + 1 - steps);
+    let item = |anchor: u64| NewItem {
+        anchor,
+        stream: 0,
+        before: anchor.min(1) as u16,
+        after: steps as u16 - 1,
+        priority: None,
+    };
+    first.map(item).collect()
+}
+
 /// A step: its writer and number.
 pub type Step = (u64, u64);
 
@@ -108,6 +131,8 @@ struct State {
     frequencies: Option<Frequencies>,
     /// Starts of servers.
     starts: u64,
+    /// Each item is an episode.
+    whole: bool,
     /// The table evicts its oldest steps, or is emptied, so that a writer's first ones may be missing.
     evicts: bool,
 }
@@ -116,6 +141,11 @@ impl Ledger {
     /// The table of this world is small, or is emptied.
     pub fn expect_evictions(&self) {
         self.0.borrow_mut().evicts = true;
+    }
+
+    /// Writers of this world push whole episodes.
+    pub fn expect_episodes(&self) {
+        self.0.borrow_mut().whole = true;
     }
 
     /// Number of a new writer.
@@ -260,6 +290,15 @@ impl Ledger {
         }
     }
 
+    /// Compares the number of items of a memory that keeps all with the episodes that its writers have ended there.
+    ///
+    /// # Panics
+    /// When they differ.
+    pub fn check_episodes(&self, memory: &Memory, items: u64) {
+        let ended: u64 = self.applied(memory).iter().map(|(&writer, steps)| steps / episode_steps(writer)).sum();
+        assert_eq!(items, ended, "an item for each ended episode");
+    }
+
     /// Compares a batch with what was sent, and its probabilities with the number of live items where these are `equal`. They may be
     /// smaller: a client learns a server's sum with the items that it samples there, which are few of a server with few items.
     ///
@@ -280,6 +319,11 @@ impl Ledger {
             let known = state.writers.get(&writer).expect("a known writer");
             let sent = known.sent;
             assert!(number < sent, "step {number} of {sent} of writer {writer}");
+            if state.whole {
+                let after = u64::from(item.after) + 1;
+                let whole = (before as u64, number % after, after);
+                assert_eq!(whole, (number.min(1), 0, episode_steps(writer)), "a whole episode of writer {writer}");
+            }
             let version = |step: &Step| known.versions.range(..=step.1).next_back().map_or(0, |(_, version)| *version);
             let oldest = window.iter().map(version).min().unwrap_or(0);
             assert_eq!(item.version, if versioned { oldest } else { 0 }, "the oldest version of its rows");

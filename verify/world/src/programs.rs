@@ -21,12 +21,15 @@ use replay_wire::{ErrorCode, RequestBody};
 use simulation::SimStack;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::ledger::{Ledger, TABLE, push_body};
+use crate::ledger::{LONGEST_EPISODE, Ledger, TABLE, episodes, push_body};
 use crate::machine::Machine;
 use crate::process::sleep;
 
 /// Most steps before an anchor that a learner asks for.
 pub const MOST_BEFORE: u16 = 3;
+
+/// Steps before an episode's first one, and most after it.
+const EPISODE_WINDOW: (u16, u16) = (1, LONGEST_EPISODE - 1);
 
 /// What the programs share.
 #[derive(Clone)]
@@ -39,6 +42,8 @@ pub struct Users {
     pub ledger: Ledger,
     /// How they connect.
     pub options: ConnectOptions,
+    /// Whether an item is a whole episode, or else the window of a step.
+    pub whole: bool,
     /// Whether operators empty and drop the table.
     pub removes: bool,
     /// The faults have ended.
@@ -134,13 +139,14 @@ pub fn act(users: &Users, seed: u64) {
         let writer = users.ledger.writer();
         // At least what learners ask for, or the server refuses their requests.
         let window = random.random_range(MOST_BEFORE..6);
+        let (window_before, window_after) = if users.whole { EPISODE_WINDOW } else { (window, 0) };
         let open = OpenWriter {
             writer,
             name: format!("writer {writer}"),
             server: None,
             streams: 1,
-            window_before: window,
-            window_after: 0,
+            window_before,
+            window_after,
         };
         let pushes = random.random_range(1..60);
         let result = replay
@@ -194,6 +200,9 @@ fn write(
         users.ledger.sends(writer, end);
         let mut body = push_body(writer, next, rows, window);
         body.chunks[0].version = version;
+        if users.whole {
+            body.items = episodes(writer, next..end);
+        }
         match channel.push(body, &within(20)) {
             Ok(()) => next = end,
             // It was not accepted; the same steps are pushed again.
@@ -235,10 +244,13 @@ pub fn learn(users: &Users, seed: u64) {
 }
 
 fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mut StdRng) -> Result<()> {
+    let count = random.random_range(1..40);
+    let before = random.random_range(0..=MOST_BEFORE);
+    let (before, after) = if users.whole { EPISODE_WINDOW } else { (before, 0) };
     let request = SampleRequest {
-        count: random.random_range(1..40),
-        before: random.random_range(0..=MOST_BEFORE),
-        after: 0,
+        count,
+        before,
+        after,
         allow_short: random.random_bool(0.3),
         min_probability: random.random_bool(0.3),
         share: None,

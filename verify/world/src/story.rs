@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_client::{Address, ConnectOptions};
-use replay_core::schema::Sampler;
+use replay_core::schema::{Sampler, TableConfig};
 use replay_link::stack::plugged::register;
 use replay_link::stack::{Stack, StackName};
 use replay_server::config::ServerConfig;
@@ -128,6 +128,10 @@ impl Story {
         if seed % 3 == 1 {
             (definition.parameters, definition.max_sample_lag) = (Some("policy".into()), 1 + (seed % 4) as u32);
         }
+        let whole = seed % 5 == 2;
+        if whole {
+            ledger.expect_episodes();
+        }
         let pause = match random.random_bool(0.2) {
             true => Duration::from_millis(500),
             false => Duration::ZERO,
@@ -148,6 +152,7 @@ impl Story {
             table: definition,
             ledger: ledger.clone(),
             options: ConnectOptions { pushes_in_flight: random.random_range(1..32), ..options },
+            whole,
             removes,
             calm: Rc::default(),
             still: Rc::default(),
@@ -196,6 +201,7 @@ impl Story {
         self.look_at_quiet().await;
         self.count_samples().await;
         self.end().await;
+        self.check_episodes();
         self.try_one().await;
         self.check_end();
     }
@@ -283,6 +289,16 @@ impl Story {
                 ratio == 0.0 || sampled <= ratio * inserted + number("slack") + 1.0,
                 "{sampled} samples of {inserted} items, at {ratio} for each"
             );
+        }
+    }
+
+    /// Each ended episode is an item, where none leaves the table.
+    fn check_episodes(&self) {
+        let TableConfig { capacity, max_times_sampled, max_sample_lag, .. } = self.users.table;
+        let keeps = capacity == table().capacity && !self.users.removes && max_times_sampled == 0 && max_sample_lag == 0;
+        for machine in self.users.machines.iter().filter(|_| self.users.whole && keeps) {
+            let memory = machine.memory().expect("it runs");
+            self.users.ledger.check_episodes(&memory, machine.live_items());
         }
     }
 
