@@ -57,7 +57,7 @@ class Learner:
         for address in self._addresses:
             with innet.connect(address) as server:
                 number = _numbers(server.sample("breakout", 1, VIEW))[0]
-                expected[number] = server.stats()["tables"]["breakout"]["total_priority"]
+                expected[number] = server.stats()["tables"]["breakout"]["total_mass"]
         observed = dict.fromkeys(expected, 0)
         for _ in range(batches):
             for number in _numbers(self._replay.sample("breakout", BATCH, VIEW)):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.processes import children_cpu_seconds
-from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.metrics import values_of
 from innet_drl.train.settings.config import PRESETS, Config
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
@@ -194,7 +194,7 @@ def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
     learning = [line for line in lines if line["learner_updates"]]
     marks = [(line["time_s"], line["agent_steps"], line["learner_updates"]) for line in learning]
     warm = learning[int(len(learning) * WARM_UP_SHARE) :]
-    spent = {side: _mean_shares([parts(line, f"{side}_time") for line in warm]) for side in ("learner", "actor")}
+    spent = {side: _mean_shares([values_of(line, f"{side}_time") for line in warm]) for side in ("learner", "actor")}
     return {"side": "apart", **rates(marks, config), "time": spent}
 
 

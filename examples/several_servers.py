@@ -42,13 +42,13 @@ def act(address: str, actor: int) -> None:
 def show(replay: innet.Replay, title: str) -> None:
     """Prints the part of each server."""
     shards = {address: stats and stats["tables"]["cartpole"] for address, stats in replay.stats()["shards"].items()}
-    priority = sum(part["total_priority"] for part in shards.values() if part)
+    priority = sum(part["total_mass"] for part in shards.values() if part)
     sampled = sum(part["sampled_items"] for part in shards.values() if part)
     for address, part in shards.items():
         if part is None:
             print(f"{title}: {address} is away")
             continue
-        shares = part["total_priority"] / priority, part["sampled_items"] / sampled
+        shares = part["total_mass"] / priority, part["sampled_items"] / sampled
         steps = f"{part['steps']} of at most {part['capacity']} steps"
         print(f"{title}: {address} has {steps}, {shares[0]:.0%} of the priorities, {shares[1]:.0%} of the samples")
 

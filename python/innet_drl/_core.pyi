@@ -262,7 +262,7 @@ class Writer(_ContextManager):
                 or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
             version: Version of the parameters that made the rows, for a table that names some (`parameters` of
-                `Table`); 0 is unknown. `None` is that of the last `get_parameters` with this writer, or 0. A new
+                `Table`); 0 is unknown. `None` is the version of this writer's last `get_parameters`, or 0. A new
                 version begins a new chunk.
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
             **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of
@@ -468,7 +468,7 @@ class GradientUpdates(_ContextManager):
         """Waits for a mean or, with `for_gradient`, until a gradient may be contributed; `False` at the deadline.
 
         Args:
-            deadline: Seconds to wait; `None` is the job's, which is also the longest.
+            deadline: Seconds to wait; `None` is the job's deadline, the longest.
             for_gradient: Also end when a gradient can be contributed.
 
         Raises:
@@ -492,7 +492,7 @@ class GradientWorker(_ContextManager):
     """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
     `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads run one at
-    a time, release the GIL and end on Ctrl-C. `deadline` is in seconds: `None` is the job's, which is also the longest.
+    a time, release the GIL and end on Ctrl-C. `deadline` is in seconds: `None` is the job's deadline, the longest.
 
     After any error except `ResetError`, the worker needs a `reset` before its next sum.
     """
@@ -666,7 +666,7 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             num_envs: Environments that are stepped together.
-            view: The view of the items, which fixes their windows; `None` is the table's. Samples may use narrower
+            view: The items' view, which fixes their windows; `None` is the table's view. Samples may use narrower
                 views.
             name: Display name in errors, logs and statistics.
             server: Number of the writer's server, from 0, modulo the number of servers; the next server while that one
@@ -704,8 +704,7 @@ class Replay(_ContextManager):
         Args:
             table: The table's name, or a mix of tables.
             batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
-            view: View that makes arrays of the items, not wider than the view they were written with; `None` is the
-                table's.
+            view: View that makes arrays of the items, at most as wide as the writer's; `None`: the table's view.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta, 0 to 4; 1 corrects completely.
             device: `None` gives a NumPy batch (`Batch`); `"cpu"`, `"cuda"` or a torch device gives a batch of torch
                 tensors (`innet_drl.torch_batches.TorchBatch`).

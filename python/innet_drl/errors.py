@@ -142,7 +142,7 @@ class MissingWorkerError(GradientError):
     """Workers did not contribute in time, or have left; the message names them.
 
     Attributes:
-        missing: Numbers of the missing workers of one rack; the message names another rack than this worker's. Empty if
+        missing: Numbers of the missing workers of one rack; the message names the rack if it is another one. Empty if
             a whole rack is missing.
     """
 

@@ -176,7 +176,7 @@ class Ragged:
             MissingExtraError: torch is not installed.
         """
         if isinstance(self._values, Ragged):
-            raise ConfigError("a jagged nested tensor has one level of offsets: take that of ragged.values")
+            raise ConfigError("a jagged nested tensor has one level of offsets: use ragged.values.torch()")
         with naming_extras():
             import torch
         tensors: Any = self._map(torch.as_tensor)
@@ -234,8 +234,7 @@ def _offsets_of(lengths: Any) -> NDArray[np.int64]:
 def _of_memory(values: Any, levels: list[Any], step: int | None) -> Ragged:
     """The array of a batch, from its values and the offsets of each level, the outermost first.
 
-    A slice of a batch has a `step`: the outermost offsets are some of the batch's, of which every one of this number
-    begins a part.
+    In a slice of a batch every `step`-th of the outermost offsets begins a part.
     """
     for offsets in reversed(levels):
         values = Ragged._over(values, offsets)

@@ -104,7 +104,7 @@ def test_the_batches_are_those_of_cleanrl(script: str) -> None:
             reward = sum(0.9**i * (first + i) for i in range(last - step))
             discount = 0.0 if last == 10 and episode % 2 == 0 else 0.9 ** (last - step)
             expected[first - 1] = (stacks[step], step, reward, discount, stacks[last])
-    total = names["rb"].stats()["tables"]["steps"]["total_priority"]
+    total = names["rb"].stats()["tables"]["steps"]["total_mass"]
     exec(_flush_left(lines["data = rb.sample(args.batch_size)"]), names)
     batch = names["batch" if n == 3 else "data"]
     seen = set()
@@ -135,7 +135,7 @@ def test_the_batches_are_those_of_cleanrl(script: str) -> None:
         actions = names["data"].actions
         assert actions.shape == (200, 1)
         np.testing.assert_array_equal(names["data"].dones[:, 0], batch.discount == 0)
-    assert names["rb"].stats()["tables"]["steps"]["total_priority"] != total
+    assert names["rb"].stats()["tables"]["steps"]["total_mass"] != total
 
 
 def _flush_left(lines: str) -> str:

@@ -19,7 +19,7 @@ from innet_drl.analysis.breakdown import KINDS, START, read, together
 from innet_drl.cli import main
 from innet_drl.launch import start
 from innet_drl.train.callbacks import Result
-from innet_drl.train.observe.metrics import MemoryCounters, Meter, parts
+from innet_drl.train.observe.metrics import MemoryCounters, Meter, values_of
 from innet_drl.train.observe.stopwatch import Times, read_times
 
 # Runs with processes of their own.
@@ -86,9 +86,9 @@ def test_a_serial_run_is_one_process(tmp_path: Path) -> None:
     check_whole(run, "serial", result)
     # Lines of metrics have the actor's part of the time apart.
     last = lines(run)[-1]
-    assert parts(last, "actor_time").keys() == {"inference", "environment", "write", "parameters"}
+    assert values_of(last, "actor_time").keys() == {"inference", "environment", "write", "parameters"}
     assert last["learner_time/act"] > 0
-    assert sum(parts(last, "learner_time").values()) == pytest.approx(1, abs=0.01)
+    assert sum(values_of(last, "learner_time").values()) == pytest.approx(1, abs=0.01)
 
 
 def test_the_first_of_several_learners_has_a_bar(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
         ]
         running = [stack.enter_context(Command(*command, folder=tmp_path)) for command in commands]
         learner = running[0]
-        until(lambda: parts(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
+        until(lambda: values_of(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
         begun = newest(run)["agent_steps"]
         until(lambda: newest(run)["agent_steps"] > begun + 3_000 or not learner.runs)
         assert [process.interrupt() for process in running] == [-signal.SIGINT] * 3

@@ -25,7 +25,7 @@ from innet_drl.analysis.report import write_report
 from innet_drl.cli import main
 from innet_drl.launch import start
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.observe.metrics import PANELS, Panel, parts
+from innet_drl.train.observe.metrics import PANELS, Panel, values_of
 from innet_drl.train.run_folder import RunFolder
 
 
@@ -118,7 +118,7 @@ def test_the_report_of_a_run_has_everything_in_one_file(
     for role, metric in (("Learner", "learner_time"), ("Actors", "actor_time")):
         rows = page.source.split(f"<h3>{role}</h3>")[1].split("</table>")[0]
         shares = [float(share) for share in re.findall(r"--share: ([\d.]+)%", rows)]
-        assert len(shares) == len({name for line in lines(runs[0]) for name in parts(line, metric)})
+        assert len(shares) == len({name for line in lines(runs[0]) for name in values_of(line, metric)})
         assert sum(shares) == pytest.approx(100, abs=1)
 
 

@@ -16,7 +16,7 @@ from innet_drl.launch.actors import Actors, run_actor
 from innet_drl.launch.launcher import Launcher, ProcessFailure
 from innet_drl.launch.playing import ActorAssignment
 from innet_drl.train import environments
-from innet_drl.train.observe.metrics import Metrics, parts
+from innet_drl.train.observe.metrics import Metrics, values_of
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.published_run import RunPublisher, reports_table
 from innet_drl.train.settings.config import PRESETS, Config
@@ -101,7 +101,7 @@ class BothHavePlayed(train.Callback):
         self._awaited = False
 
     def on_metrics(self, metrics: Metrics) -> None:
-        played = parts(metrics, "actor_scores").keys()
+        played = values_of(metrics, "actor_scores").keys()
         if not self._awaited and metrics["learner_updates"] > 150 and played == {"0", "1"}:
             raise train.StopTraining("both actors have played")
 

@@ -16,7 +16,7 @@ from serving import SERVE, Server, until
 from training import lines, newest, small
 
 from innet_drl.launch import start
-from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.metrics import values_of
 from innet_drl.train.play.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
 
@@ -81,7 +81,7 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
         learner = command(*learning, "--steps=1000000000")
         until(lambda: updates(run) > 10 or not learner.runs)
         late = command("actor", "--replay", replay, "--index=1")
-        until(lambda: parts(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
+        until(lambda: values_of(newest(run), "actor_scores").keys() == {"0", "1"} or not learner.runs)
         twin = command("actor", "--replay", replay, "--index=1")
         twin.await_line("another actor 1 plays for run cart")
         assert twin.interrupt() == -signal.SIGINT

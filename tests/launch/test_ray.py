@@ -24,7 +24,7 @@ from training import lines, newest, newest_lines, small
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.observe.metrics import Metrics, parts
+from innet_drl.train.observe.metrics import Metrics, values_of
 from innet_drl.train.run_folder import RunFolder
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'innet-drl[ray]'")
@@ -85,7 +85,7 @@ def named_actors(name: str = "cart") -> set[str]:
 
 def playing(run: Path) -> set[str]:
     """Actors that took steps before the newest lines of metrics, which are of about five seconds."""
-    rates = [parts(line, "actor_steps_per_s") for line in newest_lines(run, 25)]
+    rates = [values_of(line, "actor_steps_per_s") for line in newest_lines(run, 25)]
     return {actor for each in rates for actor, rate in each.items() if rate > 0}
 
 

@@ -153,6 +153,6 @@ def test_a_snapshot_belongs_to_one_checkpoint(tmp_path: Path, caplog: pytest.Log
     # The newest checkpoint was removed, or the file was copied from elsewhere.
     snapshot.write_bytes(earlier)
     start.train(dataclasses.replace(FIRST, steps=second.agent_steps + 300), run, resume=True)
-    (told,) = [record.getMessage() for record in caplog.records if "another moment" in record.getMessage()]
+    (told,) = [record.getMessage() for record in caplog.records if "another time" in record.getMessage()]
     assert str(snapshot) in told
     assert str(checkpoint.path) in told

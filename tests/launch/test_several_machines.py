@@ -19,7 +19,7 @@ from places import ROOT
 from serving import until
 from training import lines, newest
 
-from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.metrics import values_of
 from innet_drl.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -93,7 +93,7 @@ def test_the_scripts_for_slurm_train_and_continue_after_a_signal(tmp_path: Path)
         evaluate = batch("evaluate.sbatch")
         learner = batch("learner.sbatch", SLURM_JOB_ID="17")
 
-        until(lambda: parts(newest(run), "actor_scores").keys() == {"0", "1"} or learner.poll() is not None)
+        until(lambda: values_of(newest(run), "actor_scores").keys() == {"0", "1"} or learner.poll() is not None)
         learner.send_signal(signal.SIGTERM)
         assert learner.wait() == 0, (tmp_path / "learner.sbatch.log").read_text()
         assert (tmp_path / "requeued").read_text() == "requeue 17\n"

@@ -25,7 +25,7 @@ from innet_drl.launch import start
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.signals import Interrupted
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
-from innet_drl.train.observe.metrics import METRICS, parts
+from innet_drl.train.observe.metrics import METRICS, values_of
 from innet_drl.train.play import evaluation, video
 from innet_drl.train.play.evaluation import Evaluation
 from innet_drl.train.run_folder import RunFolder
@@ -87,7 +87,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert last["games"] > 0
     # A line without reports of actors, which the last one may be, has no lag.
     assert any("parameter_lag" in line for line in metrics)
-    assert {"environment", "inference", "write"} <= {name for line in metrics for name in parts(line, "actor_time")}
+    assert {"environment", "inference", "write"} <= {name for line in metrics for name in values_of(line, "actor_time")}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]
     mean = result.evaluation.mean

@@ -72,7 +72,7 @@ def test_the_arrays_of_a_batch_stay_together(replay: innet.Replay) -> None:
         np.testing.assert_allclose(batch.probabilities / batch.probabilities[0], priorities / priorities[0], rtol=1e-4)
     replay.update_priorities("t", batch.ids, np.where(batch.action == batch.action[0], 1.0, 0.0))
     # An id that was another item's would have left this one its priority.
-    assert replay.stats()["tables"]["t"]["items_with_priority"] == ITEMS - len(np.unique(batch.ids)) + 1
+    assert replay.stats()["tables"]["t"]["items_with_mass"] == ITEMS - len(np.unique(batch.ids)) + 1
 
 
 def test_the_tables_of_a_mix_are_mixed(replay: innet.Replay) -> None:

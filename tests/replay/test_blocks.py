@@ -130,9 +130,7 @@ def test_priorities_of_a_block_are_those_of_its_steps() -> None:
             for t in range(100):
                 writer.append(**part(rows, t), priority=priority[t])
             blocks.extend(**rows, priority=priority)
-        assert (
-            memory.stats()["tables"]["blocks"]["total_priority"] == memory.stats()["tables"]["steps"]["total_priority"]
-        )
+        assert memory.stats()["tables"]["blocks"]["total_mass"] == memory.stats()["tables"]["steps"]["total_mass"]
 
 
 def test_a_refused_block_leaves_nothing(replay: innet.Replay) -> None:

@@ -247,8 +247,8 @@ def test_priorities_outside_the_range_of_a_table_are_stored_at_its_ends_and_coun
     # The unit is 2^-19, 1.9e-6; 0 is no priority.
     replay.update_priorities("t", ids, np.array([1e-7, 1e-300, 0.0, 2.0**-19]))
     assert counted() == (2, 0)
-    assert replay.stats()["tables"]["t"]["items_with_priority"] == 19
-    assert replay.stats()["tables"]["t"]["total_priority"] == pytest.approx(16 + 3 * 2.0**-19, abs=1e-9)
+    assert replay.stats()["tables"]["t"]["items_with_mass"] == 19
+    assert replay.stats()["tables"]["t"]["total_mass"] == pytest.approx(16 + 3 * 2.0**-19, abs=1e-9)
     replay.update_priorities("t", ids, np.array([3e6, 1e6, 2e-6, 1e-6]))
     assert counted() == (3, 1)
     # Keys of evicted items are stale: nothing is stored.
@@ -466,13 +466,13 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     counted = stats["tables"]["t"]
     # Episodes end by terminating: every step starts a transition.
     assert counted["inserted_steps"] == counted["inserted_items"] == 160
-    assert counted["steps"] == counted["items"] == counted["items_with_priority"] == 160 - counted["evicted_steps"]
+    assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
     assert counted["steps"] <= counted["capacity"] == 110
     assert counted["evicted_items"] == counted["evicted_steps"]
     assert (counted["sampled_items"], counted["limiter_sampled"]) == (8, 8)
     assert (counted["updated_priorities"], counted["stale_updates"]) == (1, 1)
     assert counted["max_priority"] == 9.0
-    assert counted["total_priority"] == pytest.approx(2.0 * (counted["items"] - 1) + 3.0)
+    assert counted["total_mass"] == pytest.approx(2.0 * (counted["items"] - 1) + 3.0)
     assert counted["bytes"] == counted["live_bytes"] == stats["bytes"] > 0
     assert counted["corrupt_items"] == counted["late_items"] == 0
     assert stats["parameters"]["p"]["version"] == 1

@@ -195,7 +195,7 @@ def test_birth_priorities_bootstrap_from_the_last_observation(mode: AutoresetMod
         # |0 + discount * max Q(next) - Q(taken)|, to the power of alpha; a terminated step has none.
         following = 0.9 * (batch.observation[:, 2] + 1)
         expected = np.where(batch.discount > 0, following, 0) ** 0.6
-        mass = batch.probabilities * replay.stats()["tables"]["t"]["total_priority"]
+        mass = batch.probabilities * replay.stats()["tables"]["t"]["total_mass"]
         np.testing.assert_allclose(mass, expected, rtol=1e-4)
 
 

@@ -49,7 +49,7 @@ def test_batches_of_a_restored_memory_are_those_of_the_saved_one(tmp_path: Path)
         for replay, batch in ((saved, old), (restored, new)):
             assert replay.update_priorities("t", batch.ids, np.arange(32)).applied == 32
     counts = [replay.stats()["tables"]["t"] for replay in (saved, restored)]
-    for name in ("steps", "items", "bytes", "total_priority", "max_priority", "inserted_items", "sampled_items"):
+    for name in ("steps", "items", "bytes", "total_mass", "max_priority", "inserted_items", "sampled_items"):
         assert counts[0][name] == counts[1][name], name
 
 

@@ -98,9 +98,9 @@ def test_the_sum_of_priorities_is_after_the_exponent_and_missing_for_an_order() 
         stats = memory.stats()["tables"]
         items = stats["sum"]["items"]
         expected = {"sum": 3.0 * items, "alpha 0": items, "uniform": items}
-        assert {name: one["total_priority"] for name, one in stats.items()} == dict.fromkeys(stats) | expected
+        assert {name: one["total_mass"] for name, one in stats.items()} == dict.fromkeys(stats) | expected
         assert server.http is not None
-        samples = scrape(server.http)["innet_table_total_priority"].samples
+        samples = scrape(server.http)["innet_table_total_mass"].samples
         assert {one.labels["table"]: one.value for one in samples} == expected
 
 

@@ -58,9 +58,9 @@ def test_doctor_says_what_is_there() -> None:
     assert told.stdout.count("to do: ") == states.count("missing")
     assert told.returncode == int("missing" in states)
     as_json = subprocess.run([*SERVER_CLI, "doctor", "--json"], capture_output=True, text=True, check=False)
-    parts = json.loads(as_json.stdout)
-    assert parts["ok"] == (as_json.returncode == 0)
-    assert [part["ok"] for part in parts["parts"]] == [state == "ok" for state in states]
+    checks = json.loads(as_json.stdout)
+    assert checks["ok"] == (as_json.returncode == 0)
+    assert [check["ok"] for check in checks["checks"]] == [state == "ok" for state in states]
 
 
 def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: Path) -> None:
@@ -68,18 +68,18 @@ def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: P
     settings.write_text(f'listen = ["unix://{tmp_path}/s"]\nmax_bytes = "1MiB"\nmax_frame_bytes = "64KiB"\n')
     command = [*SERVER_CLI, "doctor", "--json", "--stack=kernel", "--config", str(settings), "--gradients=127.0.0.1:0"]
 
-    def parts(*flags: str) -> dict[str, Any]:
+    def checks(*flags: str) -> dict[str, Any]:
         told = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
-        return {part["part"]: part for part in json.loads(told.stdout)["parts"]}
+        return {check["check"]: check for check in json.loads(told.stdout)["checks"]}
 
-    found = parts()
+    found = checks()
     assert list(found) == ["configuration", "open files", "memory", "addresses", "gradients", "UDP buffers"]
     assert found["configuration"]["ok"]
     assert found["memory"]["ok"]
     assert found["addresses"]["ok"]
     assert not list(tmp_path.glob("s"))
     with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/s"):
-        taken = parts("--max-bytes=100000GiB")
+        taken = checks("--max-bytes=100000GiB")
     assert "a server is running there" in taken["addresses"]["found"]
     assert "--max-bytes" in taken["memory"]["to_do"]
 
@@ -89,10 +89,10 @@ def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
     config.write_text("[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal = --no-pci\neal = --vdev=net_memif0\n")
     command = [*SERVER_CLI, "doctor", "--json", "--stack-config"]
     told = subprocess.run([*command, str(config)], capture_output=True, text=True, check=False)
-    parts = {part["part"]: part for part in json.loads(told.stdout)["parts"]}
-    for part in ("hugepages", "network card"):
-        assert parts[part]["ok"]
-        assert "not needed" in parts[part]["found"]
+    checks = {check["check"]: check for check in json.loads(told.stdout)["checks"]}
+    for check in ("hugepages", "network card"):
+        assert checks[check]["ok"]
+        assert "not needed" in checks[check]["found"]
     wrong = subprocess.run([*command, str(tmp_path / "missing.ini")], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "missing.ini" in wrong.stderr

@@ -96,7 +96,7 @@ def test_everything_continues_after_a_restart(server: Server, folder: Path, log:
         (line,) = [line for line in log.lines if "answers again" in line]
         assert line.endswith(": it was started again, with 120 steps of its snapshot")
         again = replay.stats()["tables"]["t"]
-        kept = ("steps", "items", "total_priority", "max_priority", "inserted_steps", "inserted_items", "sampled_items")
+        kept = ("steps", "items", "total_mass", "max_priority", "inserted_steps", "inserted_items", "sampled_items")
         assert {name: again[name] for name in kept} == {name: stats[name] for name in kept}
         assert (again["connected_writers"], again["resumable_writers"]) in ((0, 1), (1, 0))
         # Ids from before name the restored items.

@@ -181,7 +181,7 @@ def test_served_floats_are_those_of_the_memory() -> None:
             client.update_priorities("t", batch.ids, random.random(32))
             served, own = (replay.stats()["tables"]["t"] for replay in (client, memory))
             # Without a reader that rounds correctly, one in some is off by its last bit.
-            assert (served["total_priority"], served["max_priority"]) == (own["total_priority"], own["max_priority"])
+            assert (served["total_mass"], served["max_priority"]) == (own["total_mass"], own["max_priority"])
 
 
 def test_a_servers_deadline_is_reported_once() -> None:

@@ -160,7 +160,7 @@ def test_several_servers_rank_their_own_items(connect: Connect) -> None:
         # A memory of the items of this writer alone, which are those of its server.
         with innet.Memory(ranked) as own:
             write(own, name, actions)
-            total = own.stats()["tables"]["t"]["total_priority"]
+            total = own.stats()["tables"]["t"]["total_mass"]
             mass |= {action: each * total for action, each in probabilities(own).items()}
     expected = expect(1.0, mass)
     counts: Counter[int] = Counter()

@@ -194,7 +194,7 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
         assert actor.report().games, "no episode has ended"
         writer.close()
         batch = replay.sample("t", 500, view)
-        at_birth = batch.probabilities * replay.stats()["tables"]["t"]["total_priority"]
+        at_birth = batch.probabilities * replay.stats()["tables"]["t"]["total_mass"]
         sampled = TorchBatch(
             len(batch), {name: torch.tensor(a) for name, a in batch.as_dict().items() if name != "ids"}
         )

@@ -25,8 +25,8 @@ from innet_drl.train.observe.metrics import (
     MemoryCounters,
     Meter,
     Totals,
-    parts,
     tags,
+    values_of,
 )
 from innet_drl.train.runs.reporting import MetricsFiles
 
@@ -37,7 +37,7 @@ TABLE = {
     "inserted_items": 200,
     "sampled_items": 640,
     "stale_updates": 3,
-    "total_priority": 45.0,
+    "total_mass": 45.0,
     "max_priority": 2.5,
 }
 
@@ -92,8 +92,8 @@ def test_a_line_sums_up_what_happened() -> None:
     assert line["td_loss"] == 2.0
     assert line["samples_per_insert"] == 3.2
     assert (line["replay_steps"], line["replay_bytes"], line["stale_updates"]) == (100, 5000, 3)
-    assert parts(line, "learner_time") == {"update": 0.75, "wait": 0.25}
-    assert parts(line, "actor_time") == {"environment": 0.875, "inference": 0.125}
+    assert values_of(line, "learner_time") == {"update": 0.75, "wait": 0.25}
+    assert values_of(line, "actor_time") == {"environment": 0.875, "inference": 0.125}
 
 
 def test_a_line_has_how_priorities_are_spread() -> None:
@@ -117,7 +117,7 @@ def test_lengths_and_epsilon_are_means_over_games_and_reports() -> None:
     # Of the half of the environments that explores less, as the mean score.
     assert line["length_mean"] == 30.0
     assert line["epsilon"] == 0.375
-    assert parts(line, "actor_scores") == {"0": 5.0, "1": 5.0}
+    assert values_of(line, "actor_scores") == {"0": 5.0, "1": 5.0}
 
 
 def test_best_evaluations_throughput_and_waits_of_each_actor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,16 +131,16 @@ def test_best_evaluations_throughput_and_waits_of_each_actor(monkeypatch: pytest
     line = found.line({**TABLE, "by_writer": waits})
     assert (line["evaluation_mean"], line["evaluation_best"]) == (6.0, 7.0)
     assert line["agent_steps_per_s"] == 15.0
-    assert parts(line, "actor_steps_per_s") == {"0": 10.0, "1": 5.0}
-    assert parts(line, "actor_waits") == {"0": 0.0, "1": 0.4}
+    assert values_of(line, "actor_steps_per_s") == {"0": 10.0, "1": 5.0}
+    assert values_of(line, "actor_waits") == {"0": 0.0, "1": 0.4}
     assert line["samples_per_insert_now"] == 3.2
     # Counts are since the line before; the writer of actor 1 was made anew.
     now = 120.0
     found.play(ActorReport(1, 30, [], 6, {}))
     table = {**TABLE, "inserted_items": 300, "sampled_items": 1440, "by_writer": [{"name": "actor 1", "waited_s": 3.0}]}
     line = found.line(table)
-    assert parts(line, "actor_steps_per_s") == {"1": 3.0}
-    assert parts(line, "actor_waits") == {"1": 0.0}
+    assert values_of(line, "actor_steps_per_s") == {"1": 3.0}
+    assert values_of(line, "actor_waits") == {"1": 0.0}
     assert line["samples_per_insert_now"] == 8.0
     # A server that was started again counts from zero.
     assert "samples_per_insert_now" not in found.line()
@@ -178,7 +178,7 @@ def test_a_run_goes_on_from_the_state_of_a_checkpoint() -> None:
     line = other.line()
     names = ("agent_steps", "return_mean", "return_best", "games", "length_mean")
     assert [line[name] for name in names] == [150, 5.0, 9.0, 4, 30.0]
-    assert parts(line, "actor_scores") == {"0": 5.0, "1": 5.0}
+    assert values_of(line, "actor_scores") == {"0": 5.0, "1": 5.0}
     assert line["agent_steps_per_s"] == 0
 
 

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from innet_drl import train
 from innet_drl.train.environments.vector import INFO_BYTES, last_info
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.observe.metrics import Game, parts
+from innet_drl.train.observe.metrics import Game, values_of
 from innet_drl.train.runs.following import follow
 
 
@@ -56,7 +56,7 @@ def test_callbacks_see_the_network_and_games_and_log_metrics(tmp_path: Path, ser
     assert seeing.updates == sorted(seeing.updates)
     assert seeing.updates[-1] > 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    logged = [parts(line, "own") for line in lines]
+    logged = [values_of(line, "own") for line in lines]
     assert any(values.get("success") == 1.0 for values in logged)
     assert sum("weights" in values for values in logged) == len(logged) - 1
     assert not any("nothing" in values for values in logged)

@@ -74,7 +74,7 @@ def played(config: Any, steps: int) -> tuple[Environments, TorchBatch, NDArray[n
         writer.close()
         assert getattr(writer, "dropped_windows", 0) == 0
         batch = memory.replay.sample("t", 1_000, make_view(config, envs.spec))
-        at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_priority"]
+        at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_mass"]
         return envs, to_device(batch, torch.device("cpu")), at_birth, learner
 
 

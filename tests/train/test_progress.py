@@ -18,7 +18,7 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.observe import display
 from innet_drl.train.observe.display import Display
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.settings.machine import file_position
+from innet_drl.train.runs.session import file_position
 
 DEADLINE = 60.0
 

@@ -19,7 +19,7 @@ from training import BothHavePlayed, lines, small
 
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.train.observe.metrics import parts
+from innet_drl.train.observe.metrics import values_of
 
 
 def hyperparameters(logs: Path) -> Any:
@@ -53,13 +53,13 @@ def test_metrics_of_a_run_have_lengths_gradients_and_epsilon(tmp_path: Path) -> 
     config = small(actors=2, environments=2, epsilon_base=0.1, epsilon_exponent=0.0, steps=1_000_000)
     train.run(config, folder=tmp_path / "run", callbacks=[BothHavePlayed()])
     # A line without reports of actors, which the last one may be, has no epsilon.
-    played = [line for line in lines(tmp_path / "run") if "td_loss" in line and parts(line, "actor_steps_per_s")]
+    played = [line for line in lines(tmp_path / "run") if "td_loss" in line and values_of(line, "actor_steps_per_s")]
     last = played[-1]
     assert last["epsilon"] == pytest.approx(0.1)
     assert last["gradient_norm"] > 0
     # CartPole's score is the number of its steps.
     assert last["length_mean"] == last["return_mean"]
-    assert parts(last, "actor_scores").keys() == {"0", "1"}
+    assert values_of(last, "actor_scores").keys() == {"0", "1"}
 
 
 @pytest.fixture

@@ -43,17 +43,17 @@ pub const STACK_BYTES: usize = 2 << 20;
 
 /// Memory that the process may still have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct MemoryLeft {
     /// Bytes.
     pub bytes: u64,
     /// The limit, as it follows the number in messages: "of the machine".
     pub whose: &'static str,
 }
 
-static MEASURE: OnceLock<fn() -> Option<Room>> = OnceLock::new();
+static MEASURE: OnceLock<fn() -> Option<MemoryLeft>> = OnceLock::new();
 
 /// Sets the function that measures the memory that this process may still have. The first one counts.
-pub fn measure_by(measure: fn() -> Option<Room>) {
+pub fn measure_by(measure: fn() -> Option<MemoryLeft>) {
     // An error says that another function was set before.
     let _ = MEASURE.set(measure);
 }
@@ -67,15 +67,15 @@ pub struct OutOfMemory {
     /// Its bytes.
     pub bytes: u64,
     /// Memory that the process may still have, if it is known.
-    pub room: Option<Room>,
+    pub room: Option<MemoryLeft>,
 }
 
-struct Shortage(u64, Option<Room>);
+struct Shortage(u64, Option<MemoryLeft>);
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Shortage(wanted, Some(Room { bytes, whose })) if wanted > bytes => {
+            Shortage(wanted, Some(MemoryLeft { bytes, whose })) if wanted > bytes => {
                 write!(f, "more than the {bytes} {whose}")
             }
             _ => f.write_str("which the operating system refuses this process"),
@@ -156,7 +156,7 @@ fn refused(what: &'static str, bytes: u64) -> OutOfMemory {
     OutOfMemory { what, bytes, room: room() }
 }
 
-fn room() -> Option<Room> {
+fn room() -> Option<MemoryLeft> {
     MEASURE.get().and_then(|measure| measure())
 }
 
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_the_process_is_an_error_with_the_numbers() {
-        measure_by(|| Some(Room { bytes: 1 << 30, whose: "of this test" }));
+        measure_by(|| Some(MemoryLeft { bytes: 1 << 30, whose: "of this test" }));
         let told = |refused: OutOfMemory| refused.to_string();
         let wanted = "an array needs 1073741825 bytes, more than the 1073741824 of this test";
         assert_eq!(check("an array", (1 << 30) + 1).map_err(told), Err(wanted.to_owned()));
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn a_refusal_of_the_system_says_so() {
-        let refused = OutOfMemory { what: "an array", bytes: 5, room: Some(Room { bytes: 9, whose: "of this test" }) };
+        let refused =
+            OutOfMemory { what: "an array", bytes: 5, room: Some(MemoryLeft { bytes: 9, whose: "of this test" }) };
         assert_eq!(refused.to_string(), "an array needs 5 bytes, which the operating system refuses this process");
     }
 }

@@ -49,7 +49,7 @@ pub fn sleep(time: Duration) {
 /// Runs `work` on a thread of its own.
 ///
 /// # Errors
-/// The operating system's, if it cannot start a thread.
+/// The operating system cannot start a thread.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     #[cfg(feature = "simulated")]
     if let Some(host) = simulated::current() {
@@ -108,7 +108,7 @@ pub mod simulated {
     }
 }
 
-/// Random bytes. A forked process never repeats its parent's, unlike a generator in the process.
+/// Random bytes. A fork never repeats the bytes of its parent, as a generator in it would.
 ///
 /// # Panics
 /// When the operating system has none.

@@ -117,8 +117,7 @@ impl Aggregator {
     /// member with the same number is replaced, and told so: callers authenticate workers.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add
-    /// up to the job's; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory;
+    /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add up to `world`; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory;
     /// [`Error::OutOfMemory`].
     pub fn join(&mut self, now: Instant, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<Ticket> {
         request.check()?;

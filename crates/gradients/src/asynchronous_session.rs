@@ -325,8 +325,7 @@ impl AsynchronousSession {
                 self.session.flights.launch(now, segment);
             }
         }
-        // A gradient with a dropped segment is dropped once nothing of it is in flight: the segments that it waits for may be part of a
-        // deadlock.
+        // A gradient with a dropped segment is dropped once nothing of it is in flight: what it waits for may be part of a deadlock.
         if self.gradient.dropped && self.session.flights.is_empty() && self.unsent.is_empty() {
             for segment in 0..self.segments.len() as u32 {
                 if self.segments[segment as usize].pending {

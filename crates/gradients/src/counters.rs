@@ -41,7 +41,7 @@ counters! {
         ahead: "Contributions to a round too far ahead, or to a segment whose predecessor in the window is not complete",
         helped: "Status queries of workers",
         failed: "Failed or suspended jobs",
-        strangers: "Datagrams of an unknown session, from another address than the worker's, or without its key",
+        strangers: "Datagrams of an unknown session, without its key, or from another address than its worker",
         malformed: "Datagrams that are not of this protocol, or do not fit the job",
     }
 

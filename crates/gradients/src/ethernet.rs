@@ -155,8 +155,7 @@ impl HeaderTemplate {
         HeaderTemplate { ip_sum: sum(&head[14..34]), udp_sum: sum(&head[26..38]), headers: head }
     }
 
-    /// Writes the frame of a datagram of two parts to the beginning of `buffer`, and returns its length; `None` for a datagram that is too
-    /// long.
+    /// Writes the frame of a datagram of two parts to the beginning of `buffer`, and returns its length; `None` if it is too long.
     #[inline]
     pub fn write<const HEAD: usize>(
         &self,

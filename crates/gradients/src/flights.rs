@@ -10,7 +10,8 @@ pub const MAX_QUERIES: usize = 16;
 
 struct Flight {
     segment: u32,
-    sent: Instant,
+    /// `None` if its sum measures no round trip: it was sent again, or waits for other workers.
+    sent: Option<Instant>,
     next_query: Instant,
     queries: u32,
     /// A later sum has caused a query.
@@ -70,7 +71,7 @@ impl Flights {
     /// Adds a contribution that was sent now.
     pub fn launch(&mut self, now: Instant, segment: u32) {
         let next_query = now + self.window.timeout(0);
-        let flight = Flight { segment, sent: now, next_query, queries: 0, overtaken: false, acknowledged: false };
+        let flight = Flight { segment, sent: Some(now), next_query, queries: 0, overtaken: false, acknowledged: false };
         self.flights.push_back(flight);
     }
 
@@ -80,8 +81,8 @@ impl Flights {
             return false;
         };
         self.acknowledged -= usize::from(flight.acknowledged);
-        let round_trip = (flight.queries == 0).then(|| now.saturating_duration_since(flight.sent));
-        self.window.on_sum(round_trip);
+        // Also of a queried one: an estimate below half of the round trip has all queried, and has to rise.
+        self.window.on_sum(flight.sent.map(|sent| now.saturating_duration_since(sent)));
         true
     }
 
@@ -91,15 +92,23 @@ impl Flights {
             return false;
         };
         let flight = &mut self.flights[at];
-        flight.queries = flight.queries.max(1);
+        (flight.sent, flight.queries) = (None, flight.queries.max(1));
         flight.next_query = now + self.window.timeout(1);
         self.acknowledged -= usize::from(std::mem::take(&mut flight.acknowledged));
         self.window.on_loss(segment, next);
         true
     }
 
-    /// Notes that the aggregator has a contribution.
+    /// Notes that a segment waits for other workers.
+    pub fn note_waiting(&mut self, segment: u32) {
+        if let Some(at) = self.position(segment) {
+            self.flights[at].sent = None;
+        }
+    }
+
+    /// Notes that the aggregator has a contribution, and waits for other workers.
     pub fn acknowledge(&mut self, segment: u32) {
+        self.note_waiting(segment);
         if let Some(at) = self.position(segment) {
             let before = std::mem::replace(&mut self.flights[at].acknowledged, true);
             self.acknowledged += usize::from(!before);
@@ -165,8 +174,7 @@ const SMALLEST: f32 = 8.0;
 const INITIAL_TIMEOUT: Duration = Duration::from_millis(20);
 const MIN_TIMEOUT: Duration = Duration::from_millis(5);
 const MAX_TIMEOUT: Duration = Duration::from_millis(200);
-/// Longest timeout after a retry, unless the first one was longer: a query has ten bytes, and under heavy loss many are needed within a
-/// deadline.
+/// Longest timeout after a retry, unless the first one was longer: under heavy loss a deadline has to have time for many queries.
 const MAX_RETRY_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Congestion window of one worker. A sum acknowledges a contribution, so contributions leave at the aggregator's pace. The window grows by slow
@@ -234,6 +242,33 @@ impl CongestionWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_trip_that_grows_beyond_the_timeout_ends_needless_queries() {
+        let (mut flights, mut now, mut queries) = (Flights::new(8), Instant::now(), 0);
+        let ms = Duration::from_millis;
+        for segment in 0..200 {
+            // A queue of 40 ms fills up.
+            let round_trip = if segment < 100 { ms(4) } else { ms(44) };
+            flights.launch(now, segment);
+            let queried = flights.overdue(now + round_trip - ms(1));
+            queries += if segment < 150 { 0 } else { queried.len() };
+            now += round_trip;
+            assert!(flights.land(now, segment));
+        }
+        assert_eq!(queries, 0, "of the last 50");
+    }
+
+    #[test]
+    fn a_resent_contribution_and_one_that_waits_measure_no_round_trip() {
+        let (mut flights, now) = (Flights::new(8), Instant::now());
+        flights.launch(now, 0);
+        assert!(flights.lose(now, 0, 1));
+        flights.launch(now, 1);
+        flights.note_waiting(1);
+        (0..2).for_each(|segment| assert!(flights.land(now + Duration::from_secs(1), segment)));
+        assert_eq!(flights.timeout(), INITIAL_TIMEOUT);
+    }
 
     #[test]
     fn it_grows_with_sums_and_halves_once_for_one_flight() {

@@ -197,6 +197,7 @@ impl<'a> Round<'a> {
             Status::Refused => [self.kind, PacketKind::Help].contains(&ack.about),
             Status::Gone => self.session.flights.contains(header.segment),
             Status::Waiting => {
+                self.session.flights.note_waiting(header.segment);
                 self.waiting_on = (ack.missing, ack.text);
                 return;
             }

@@ -29,7 +29,7 @@ use replay_server::config::ServerConfig;
 pub struct ParentServer {
     /// Connects to the parent.
     pub dialer: Dialer,
-    /// Number of this server at the parent.
+    /// Index of this server at the parent.
     pub rack: u16,
     /// Number of servers below the parent.
     pub racks: u16,
@@ -341,7 +341,7 @@ fn hold_session(
     };
     let below = request.below.unwrap_or_default();
     set_state(SessionState::Joined(ParentAggregator::new(&joined.ticket, below)));
-    let reason = joined.session.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
+    let reason = joined.connection.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
     if !stopped() {
         tracing::warn!(job = request.job, reason, "the connection to the parent ended");
         fail(reason);
@@ -354,13 +354,13 @@ fn path(own: SocketAddr, parent: SocketAddr) -> Result<SocketAddr, String> {
     let is_remote = || !parent.ip().is_loopback() && UdpSocket::bind((parent.ip(), 0)).is_err();
     match (own, parent) {
         _ if own.ip().is_loopback() && is_remote() => Err(format!(
-            "its aggregator is at {parent}, and this server's, at {own}, reaches this machine alone: start this server with --gradients at an \
+            "its aggregator is at {parent}, and ours at {own} reaches this machine alone: start this server with --gradients at an \
              address that the parent can reach, and with --trusted-network"
         )),
         // A socket for both receives from IPv4 hosts at mapped addresses.
         (SocketAddr::V6(_), SocketAddr::V4(at)) => Ok((at.ip().to_ipv6_mapped(), at.port()).into()),
         (SocketAddr::V4(own), SocketAddr::V6(at)) => {
-            Err(format!("its aggregator is at {at}, and this server's, at {own}, has IPv4 alone"))
+            Err(format!("its aggregator is at {at}, and ours at {own} has IPv4 alone"))
         }
         (_, at) => Ok(at),
     }

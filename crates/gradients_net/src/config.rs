@@ -12,7 +12,7 @@ use gradients::{AggregatorLimits, DpdkConfig};
 use replay_link::error::{Error, Result, refuse};
 use replay_link::stack::{Address, StackName};
 use replay_server::config::{ServerConfig, within};
-use replay_server::plugin::ExtensionSettings;
+use replay_server::plugin::PluginSettings;
 
 /// Limit of aggregator threads.
 const MAX_THREADS: u64 = 64;
@@ -71,19 +71,19 @@ pub struct GradientsConfig {
     #[arg(long, value_name = "N", default_value_t = 128 << 20)]
     pub gradients_job_bytes: usize,
     /// Parent server, innet://host:port, which adds up the sums of several servers: a job with more workers than join here
-    /// (its world) continues there as one stream. This server connects with its own token, or else its learners'.
+    /// (its world) continues there as one stream. This server connects with its token, or else its learner token.
     #[arg(long, value_name = "ADDRESS")]
     pub parent: Option<Address>,
     /// PEM file with the certificate of a parent at innets://, or with that of its authority.
     #[arg(long, value_name = "FILE")]
     pub parent_tls_ca: Option<PathBuf>,
-    /// Number of this server among the servers below its parent, from 0.
+    /// Index of this server among the servers below its parent, from 0.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub rack: u16,
     /// Number of servers below the parent, 2 to 64 with one.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub racks: u16,
-    /// Number of workers below this server, on all levels, if it has a parent and its workers join other servers, its racks.
+    /// Workers of the servers below this one, on all levels, if it has a parent and workers join those servers.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub rack_workers: u32,
 }
@@ -105,15 +105,15 @@ impl GradientsConfig {
     /// # Errors
     /// [`Error::Config`] names the invalid setting.
     pub fn of(config: &ServerConfig) -> Result<Self> {
-        config.extensions.get(NAME)
+        config.plugins.get(NAME)
     }
 
     /// Wraps these settings for a [`ServerConfig`].
     ///
     /// # Errors
     /// [`Error::Config`] for a path that is not Unicode.
-    pub fn settings(&self) -> Result<ExtensionSettings> {
-        ExtensionSettings::of(NAME, self)
+    pub fn settings(&self) -> Result<PluginSettings> {
+        PluginSettings::of(NAME, self)
     }
 
     /// Limits of each aggregator.

@@ -89,7 +89,7 @@ mod tests {
             ..GradientsConfig::default()
         };
         let second = second.to_string();
-        for (rmem, config, part, says) in [
+        for (rmem, config, check, says) in [
             ("212992000\n", &taken, "gradients", [&*second, "--gradients"]),
             ("212992\n", &config, "UDP buffers", ["212992", "sysctl"]),
         ] {
@@ -97,7 +97,7 @@ mod tests {
             let missing: Vec<_> = findings.iter().filter(|finding| !finding.ok).collect();
             let [finding] = missing[..] else { panic!("{findings:?}") };
             let text = format!("{} {}", finding.found, finding.to_do);
-            assert_eq!(finding.part, part);
+            assert_eq!(finding.check, check);
             assert!(says.iter().all(|says| text.contains(says)), "{text}");
         }
     }

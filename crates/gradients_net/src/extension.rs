@@ -13,7 +13,7 @@ use replay_core::table::Attempt;
 use replay_link::error::{Error, Result};
 use replay_server::config::ServerConfig;
 use replay_server::plugin::{
-    self, Extension, Finding, MachineFiles, Metric, MetricGroup, MetricType, Plugin, Session, SettingsType,
+    self, Extension, ExtensionConnection, Finding, MachineFiles, Metric, MetricGroup, MetricType, Plugin, SettingsType,
 };
 
 use crate::aggregators::{Aggregators, ParentServer, ParentSession};
@@ -75,7 +75,7 @@ impl Extension for Aggregators {
         NAME
     }
 
-    fn session(self: Arc<Self>) -> Box<dyn Session> {
+    fn connect(self: Arc<Self>) -> Box<dyn ExtensionConnection> {
         Box::new(Membership { aggregators: self, parent: None, joined: None })
     }
 
@@ -107,7 +107,7 @@ struct Membership {
     joined: Option<(SocketAddr, u32)>,
 }
 
-impl Session for Membership {
+impl ExtensionConnection for Membership {
     fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
         let request = message::read(message)?;
         if self.joined.is_some() {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_network_is_trusted_with_datagrams() {
         let settings = GradientsConfig { gradients: Some(([127, 0, 0, 1], 0).into()), ..GradientsConfig::default() };
-        let config = ServerConfig { extensions: settings.settings().unwrap(), ..ServerConfig::default() };
+        let config = ServerConfig { plugins: settings.settings().unwrap(), ..ServerConfig::default() };
         assert!(Plug.trust(&config).unwrap().contains("datagrams"));
         assert_eq!(Plug.trust(&ServerConfig::default()), None);
     }

@@ -12,7 +12,7 @@ use gradients::{
 };
 use replay_client::Client;
 use replay_client::dialer::Dialer;
-use replay_client::session::ExtensionSession;
+use replay_client::extension::ExtensionClient;
 use replay_link::error::Error as NetError;
 use replay_link::stack::Address;
 
@@ -32,8 +32,8 @@ pub struct GradientWorker {
 
 /// Membership in a job, for as long as the connection is open.
 pub struct JoinedJob {
-    /// Membership ends with this session.
-    pub session: ExtensionSession,
+    /// Membership ends with this connection.
+    pub connection: ExtensionClient,
     /// Session at the aggregator, with its address.
     pub ticket: Ticket,
 }
@@ -50,7 +50,7 @@ pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<
             stack.title()
         )));
     }
-    let mut session = ExtensionSession::open(dialer, NAME, until, wait)?;
+    let mut connection = ExtensionClient::open(dialer, NAME, until, wait)?;
     // The server's deadline is earlier, so that its error, which names missing racks, arrives in time.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
@@ -61,14 +61,14 @@ pub fn join_job(dialer: &Dialer, request: &JoinJob, until: Instant, wait: &Wait<
             dialer.address, request.worker, request.job
         ))
     };
-    let answer = session.call(&message, due, until, wait, late)?;
+    let answer = connection.call(&message, due, until, wait, late)?;
     let mut ticket: Ticket = message::read(&answer)?;
     if ticket.window == 0 || ticket.round == 0 {
         let reason = "a ticket without a window or a round".to_owned();
         return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
-    ticket.address = reach(&dialer.address, session.peer(), ticket.address)?;
-    Ok(JoinedJob { session, ticket })
+    ticket.address = reach(&dialer.address, connection.peer(), ticket.address)?;
+    Ok(JoinedJob { connection, ticket })
 }
 
 /// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address: the one that its
@@ -126,14 +126,17 @@ pub(crate) fn join_worker<T: WorkerTransport>(
     let left = until.saturating_duration_since(Instant::now());
     job.ticket.address = via.unwrap_or(job.ticket.address);
     let worker = Worker::join(open(job.ticket.address)?, &shortened, &job.ticket, left, wait)?;
-    let connection =
-        JobConnection { session: Mutex::new(job.session), server: dialer.address.clone(), deadline: request.deadline };
+    let connection = JobConnection {
+        client: Mutex::new(job.connection),
+        server: dialer.address.clone(),
+        deadline: request.deadline,
+    };
     Ok((worker, connection))
 }
 
 /// TCP connection of a member.
 pub(crate) struct JobConnection {
-    session: Mutex<ExtensionSession>,
+    client: Mutex<ExtensionClient>,
     server: Address,
     /// Longest time of a call.
     deadline: Duration,
@@ -174,7 +177,7 @@ impl JobConnection {
     }
 
     fn is_alive(&self) -> bool {
-        lock(&self.session).check().is_ok()
+        lock(&self.client).check().is_ok()
     }
 
     fn disconnected(&self) -> Error {
@@ -244,9 +247,9 @@ impl GradientWorker {
     /// # Errors
     /// [`NetError::Deadline`], [`NetError::Interrupted`]: the server still closes the connection.
     pub fn leave(self, wait: &Wait<'_>) -> Result<()> {
-        let JobConnection { session, deadline, .. } = self.connection;
-        let session = session.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(session.end(sooner(wait, deadline), wait)?)
+        let JobConnection { client, deadline, .. } = self.connection;
+        let client = client.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(client.end(sooner(wait, deadline), wait)?)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Log lines that never hold up the thread that logs: another thread delivers them, to a pipe or a handler that may block.
-//! Lines are lost, and counted, while too many wait. The log of the command line has a line for each event on standard error, with the time in
-//! UTC.
+//! Lines are lost, and counted, while too many wait. The log of the command line has a line for each event on standard error, in UTC.
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

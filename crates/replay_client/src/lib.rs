@@ -10,7 +10,7 @@
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`updates`] | asynchronous updates of priorities |
-//! | [`session`] | a session with an extension of a server |
+//! | [`extension`] | a client of an extension of a server |
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a shared server |
 //! | [`tls`] | trusted certificates |
@@ -22,13 +22,13 @@
 
 pub mod connection;
 pub mod dialer;
+pub mod extension;
 mod link;
 pub mod namespace;
 mod outage;
 pub mod pipeline;
 pub mod push;
 pub mod sample;
-pub mod session;
 pub mod shards;
 pub mod tls;
 pub mod updates;
@@ -114,7 +114,7 @@ impl Client {
         &self.dialer.address
     }
 
-    /// How this client connects, for a [`session`].
+    /// How this client connects, for a [`extension`].
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
     }
@@ -220,7 +220,7 @@ impl Replay<Error> for Client {
         self.call(wait, Some(table), RequestBody::Sample(*request))
     }
 
-    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn samples(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.dialer.check_process()?;
         let channel = sample::Samples::new(self.dialer.clone(), table, request, in_flight);
         Ok(Box::new(channel))

@@ -68,7 +68,7 @@ impl EpisodeReader {
     /// The next episode, each array with one element for each step: `terminated`, `truncated`, `first` and `final` (bool), and the columns.
     /// `None` at the end of the steps that the table had at the first call.
     ///
-    /// Of an episode whose beginning was evicted, or whose end has not arrived, it is the rest, unless that is a final row alone. An
+    /// An episode may lack an evicted beginning, or an end that has not arrived; a final row alone is left out. An
     /// episode of more than 256 MB comes in parts.
     ///
     /// # Errors

@@ -103,7 +103,7 @@ pub enum Error {
     },
     /// A batch whose lease is over.
     #[error(
-        "this batch of table {table:?} has no lease: it was acknowledged before, or its time (lease) or its reader's connection has ended, and its items are back in their places"
+        "this batch of table {table:?} has no lease: it was acknowledged before, or its time (lease) or its reader's connection has ended, and its items can be sampled again"
     )]
     Lease { table: String },
     /// A writer's call that breaks the rules of its interface.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use base::allocation::{self, Room};
+use base::allocation::{self, MemoryLeft};
 use base::system::{self, random_number};
 use base::wait::Wait;
 
@@ -43,7 +43,7 @@ pub struct MemoryLimits {
 pub struct MemoryShare {
     pub percent: u8,
     /// All that the process may have.
-    pub of: Room,
+    pub of: MemoryLeft,
 }
 
 impl MemoryShare {
@@ -54,7 +54,7 @@ impl MemoryShare {
 
 impl fmt::Display for MemoryShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MemoryShare { percent, of: Room { bytes, whose } } = self;
+        let MemoryShare { percent, of: MemoryLeft { bytes, whose } } = self;
         write!(f, "{percent} % of the {bytes} bytes {whose}")
     }
 }
@@ -78,7 +78,7 @@ pub struct Memory {
     saving: Mutex<()>,
     parameters: Arc<ParameterStore>,
     incarnation: u64,
-    /// The incarnation, or that of the server whose snapshot was restored. Relaxed accesses: it publishes nothing else.
+    /// Own incarnation, or of the server whose snapshot was restored. Relaxed accesses: it publishes nothing else.
     identity: AtomicU64,
     seed: u64,
     started: Instant,
@@ -277,7 +277,7 @@ fn block_on<T>(wait: &Wait<'_>, mut attempt: impl FnMut(bool, &mut Turn) -> Resu
     let mut call = PendingCall::new(Turn::default(), wait.deadline, Error::deadline);
     let mut slices = wait.slices(wait.deadline);
     loop {
-        match call.step(system::now, Turn::changed, &mut attempt)? {
+        match call.poll(system::now, Turn::changed, &mut attempt)? {
             Attempt::Ready(done) => return Ok(done),
             Attempt::Blocked((reason, changed)) => {
                 let now = system::now();
@@ -323,7 +323,7 @@ impl<E: From<Error>> Replay<E> for Memory {
     }
 
     /// Each `next` samples: no requests are in flight between calls.
-    fn sampler(&self, table: &str, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
+    fn samples(&self, table: &str, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
         let table = self.table(table)?;
         Ok(Box::new(LocalSamples {
             table,

@@ -71,7 +71,7 @@ pub fn combine(mut shares: Vec<Sampled>) -> Result<Sampled> {
     let mut credits = Vec::new();
     let mut smallest: Option<f64> = Some(f64::INFINITY);
     for share in shares.into_iter().filter(|share| !share.items.is_empty()) {
-        // Of a short batch it may be another fraction than was asked for.
+        // In a short batch the share may differ from the one asked for.
         let fraction = share.items.len() as f64 / total as f64;
         let here = share.min_probability.map(|least| fraction * least);
         smallest = smallest.zip(here).map(|(a, b)| a.min(b));

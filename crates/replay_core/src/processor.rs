@@ -5,8 +5,7 @@
 //! priorities as finding their leaves.
 //!
 //! x^y is 2^(y log2 x): the logarithm by the series of the inverse hyperbolic tangent, the exponential by Taylor's.
-//! The code has no branch, so the compiler vectorises it, and no fused multiply-add, so every processor computes the same
-//! bits.
+//! The code has no branch, so the compiler vectorises it, and no fused multiply-add, so all processors agree.
 
 use std::f64::consts::{LN_2, SQRT_2};
 

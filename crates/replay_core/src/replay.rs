@@ -126,8 +126,8 @@ pub struct BatchShare {
 pub struct ShareState {
     /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items keep earlier numbers.
     pub number: u16,
-    /// Sum of the priorities after the exponent, at the instant of sampling.
-    pub total_priority: f64,
+    /// Sum of the masses, at the instant of sampling.
+    pub total_mass: f64,
     /// Live items, with or without priority.
     pub items: u64,
     /// Samples taken from the rate limiter by this share.
@@ -335,7 +335,7 @@ pub trait Replay<E = Error>: Send + Sync {
     /// Samples one table repeatedly with `in_flight` requests in flight. With 0 each batch is requested on demand; with 2 or more, a
     /// client of a distant server adds as many as its round trip needs. [`Error::UnknownTable`] once the table was dropped, even if a
     /// new table has its name.
-    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E>;
+    fn samples(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
         &self,

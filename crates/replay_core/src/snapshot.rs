@@ -21,7 +21,7 @@ use crate::schema::TableConfig;
 use crate::snapshot_records::{ParametersRecord, RecordKind, RecordReader, RecordWriter, from_json, to_json};
 use crate::table::Table;
 use crate::table::restore::Staged;
-use crate::table::restore::place::Placed;
+use crate::table::restore::store::StoredTable;
 use crate::table::save::SavePoint;
 
 /// Writes all tables.
@@ -52,7 +52,7 @@ pub fn restore(memory: &Memory, from: impl Read, bytes: u64) -> Result<()> {
     let mut made = Vec::new();
     let done = RecordReader::new(from, bytes)
         .and_then(|records| read(memory, records, &mut made))
-        .and_then(|read| place(memory, read));
+        .and_then(|read| store(memory, read));
     if done.is_err() {
         for name in made {
             // Another thread may have dropped it already.
@@ -149,17 +149,17 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
     }
 }
 
-fn place(memory: &Memory, Contents { identity, mut tables, parameters }: Contents) -> Result<()> {
+fn store(memory: &Memory, Contents { identity, mut tables, parameters }: Contents) -> Result<()> {
     // A save locks a table's writers before its arrivals, and a restore after them.
     let _saving = memory.saving();
     tables.iter_mut().try_for_each(Staged::check_view)?;
     tables.iter().try_for_each(Staged::check_unused)?;
-    let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
+    let mut stored: Vec<StoredTable> = Vec::with_capacity(tables.len());
     for staged in tables {
-        match staged.place() {
-            Ok(table) => placed.push(table),
+        match staged.store() {
+            Ok(table) => stored.push(table),
             Err(error) => {
-                placed.iter().try_for_each(|placed| placed.table.empty())?;
+                stored.iter().try_for_each(|stored| stored.table.empty())?;
                 return Err(error);
             }
         }
@@ -168,15 +168,15 @@ fn place(memory: &Memory, Contents { identity, mut tables, parameters }: Content
         memory.set_identity(identity);
     }
     memory.parameters().restore(parameters);
-    for placed in placed {
-        if placed.left_out > 0 {
+    for restored in stored {
+        if restored.left_out > 0 {
             tracing::warn!(
-                table = placed.table.config().name,
-                steps = placed.left_out,
+                table = restored.table.config().name,
+                steps = restored.left_out,
                 "the oldest steps of the snapshot are left out: the table is smaller than it was"
             );
         }
-        placed.keep_ids(memory);
+        restored.keep_ids(memory);
     }
     Ok(())
 }

@@ -273,7 +273,7 @@ fn read_a_queue() {
             let (replay, wait): (&dyn Replay<Error>, _) = (&*memory, Wait::forever());
             let leased = SampleRequest { lease_ms: SampleRequest::NO_END, ..request(1) };
             for count in channels {
-                let mut channel = replay.sampler("t", leased, 0).unwrap();
+                let mut channel = replay.samples("t", leased, 0).unwrap();
                 for batch in 0..count.max(1) {
                     let mut sampled = channel.next(&wait).unwrap();
                     deliver(&mut sampled);

@@ -24,8 +24,7 @@ use crate::{error, interpreter};
 
 /// A C-contiguous array from Python, borrowed for reading: calls of this package that write to arrays are refused meanwhile.
 ///
-/// As with any NumPy function that releases the interpreter lock, other Python code must not write to the array during the
-/// call.
+/// As with any NumPy function that releases the interpreter lock, other Python code must not write to it meanwhile.
 pub struct Input<'py> {
     pub dtype: Dtype,
     pub shape: Vec<usize>,

@@ -138,7 +138,7 @@ impl PyBatches {
             };
             let shares = samples.shares.iter();
             let channels = shares
-                .map(|share| samples.replay.sampler(&share.table, share.request, in_flight))
+                .map(|share| samples.replay.samples(&share.table, share.request, in_flight))
                 .collect::<Result<Channels>>()?;
             if prefetch == 0 || allow_short {
                 return Ok(Source::Direct(samples, channels));

@@ -107,7 +107,7 @@ impl Backend {
 }
 
 impl PyReplay {
-    /// The memory of this process; or that of one server or several, or the part of it that is inside a namespace. Extensions are asked over
+    /// The memory of this process; or of one server or several, or its part in a namespace. Extensions are asked over
     /// `client`.
     fn new(
         replay: Arc<dyn Commands>,

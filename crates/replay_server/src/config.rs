@@ -13,7 +13,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::plugin::ExtensionSettings;
+use crate::plugin::PluginSettings;
 use crate::process_memory;
 pub use file::{add_flags, given_flags};
 use replay_core::memory::MemoryLimits;
@@ -61,7 +61,7 @@ pub struct ServerConfig {
     /// Network stack.
     #[arg(long, value_name = "STACK", default_value = "kernel", value_parser = stack_parser())]
     pub stack: StackName,
-    /// Configuration file of a stack other than the kernel's.
+    /// Configuration file of a stack that is not the kernel.
     #[arg(long, value_name = "FILE")]
     pub stack_config: Option<PathBuf>,
     /// Threads that serve connections, at most 256; 0, the default, is one for every two cores. One thread moves gigabytes a second, and
@@ -151,7 +151,7 @@ pub struct ServerConfig {
     /// Settings of plug-ins.
     #[arg(skip)]
     #[serde(skip)]
-    pub extensions: ExtensionSettings,
+    pub plugins: PluginSettings,
     /// Tables made at the start. Clients cannot drop them, nor create them with another definition.
     #[arg(skip)]
     pub tables: Vec<TableConfig>,
@@ -278,7 +278,7 @@ impl ServerConfig {
         Ok(tokens)
     }
 
-    /// Token with which plug-ins of this server connect to other servers: that of operators, or else of learners.
+    /// Token with which plug-ins connect to other servers: of operators, or else of learners.
     ///
     /// # Errors
     /// Errors of [`Self::read_tokens`].
@@ -309,7 +309,7 @@ impl ServerConfig {
     /// fifth of the memory that the server may have.
     pub fn effective_max_frame_bytes(&self) -> u64 {
         match self.max_frame_bytes {
-            0 => process_memory::room()
+            0 => process_memory::left()
                 .map_or(Self::MOST_FRAME_BYTES, |room| room.bytes / FRAMES_IN_ROOM)
                 .clamp(Self::MIN_FRAME_BYTES, Self::MOST_FRAME_BYTES),
             bytes => bytes,

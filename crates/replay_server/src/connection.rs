@@ -21,7 +21,7 @@ use dispatch::Dispatcher;
 use in_flight::{FrameReservation, Position, ReceiveQuota, ReplySender, RequestPermit, WriterOrder};
 
 use crate::reply_budget::UnreadReplies;
-use crate::server::Slot;
+use crate::server::Permit;
 use crate::service::{NumberedTable, NumberedTables, Service};
 use base::system;
 use base::wait::Wait;
@@ -101,8 +101,8 @@ pub struct ConnectionHandler<'a, S> {
     pub peer: &'a str,
     /// Phase of the server.
     pub phase: watch::Receiver<Phase>,
-    /// Admission slot of the connection.
-    pub slot: &'a Slot,
+    /// Admission permit of the connection.
+    pub permit: &'a Permit,
     /// Deadline of the handshake.
     pub handshake_deadline: Instant,
     /// The connection, as tables know it from its writers.
@@ -459,7 +459,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 dispatcher.attempt(body, received.table.as_deref(), last, turn)
             };
             let listen = |turn: &Turn| dispatcher.changed(body, turn);
-            let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
+            let (reason, changed) = match call.poll(|| self.stack.now(), listen, attempt)? {
                 Attempt::Ready(reply) => return Ok(reply),
                 Attempt::Blocked(blocked) => blocked,
             };

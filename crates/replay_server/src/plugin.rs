@@ -18,13 +18,13 @@ use crate::config::ServerConfig;
 use crate::server::{JoinTask, ServeTask};
 
 pub use extension::{
-    Extension, ExtensionSettings, MAX_MESSAGE, Metric, MetricGroup, MetricType, Session, SettingsType,
+    Extension, ExtensionConnection, MAX_MESSAGE, Metric, MetricGroup, MetricType, PluginSettings, SettingsType,
 };
 
 /// What another crate adds to a server: a network stack, or an extension.
 pub trait Plugin: Sync {
     /// Name: of a stack in `--stack`, of an extension in requests and statistics, where no other may have it, and key of its settings in
-    /// [`ServerConfig::extensions`].
+    /// [`ServerConfig::plugins`].
     fn name(&self) -> &'static str;
     /// Crates that log at the configured level. All other crates log warnings and errors only.
     fn log_targets(&self) -> &'static [&'static str] {
@@ -118,7 +118,7 @@ pub fn of_stack(stack: &dyn PluggedStack) -> Result<&'static dyn Plugin> {
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Finding {
     /// Name of the component.
-    pub part: &'static str,
+    pub check: &'static str,
     /// Whether the check passed.
     pub ok: bool,
     /// What was found.
@@ -129,10 +129,10 @@ pub struct Finding {
 
 impl Finding {
     /// The result of a check.
-    pub fn new(part: &'static str, checked: CheckResult) -> Self {
+    pub fn new(check: &'static str, checked: CheckResult) -> Self {
         let ok = checked.is_ok();
         let (found, to_do) = checked.map_or_else(|missing| missing, |found| (found, String::new()));
-        Finding { part, ok, found, to_do }
+        Finding { check, ok, found, to_do }
     }
 }
 

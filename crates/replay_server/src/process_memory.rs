@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use base::allocation::{self, Room};
+use base::allocation::{self, MemoryLeft};
 use replay_core::memory::MemoryShare;
 
-/// Makes this process compare its large allocations with [`room`].
+/// Makes this process compare its large allocations with [`left`].
 pub fn guard_allocations() {
-    allocation::measure_by(room);
+    allocation::measure_by(left);
 }
 
 /// Makes this process allocate from one arena where its address space is limited: glibc reserves 64 MiB of it for each other thread that
@@ -22,23 +22,23 @@ pub fn spare_addresses() {
 }
 
 /// Memory that this process may still have; `None` if no limit is known.
-pub fn room() -> Option<Room> {
-    room_below(Path::new("/"))
+pub fn left() -> Option<MemoryLeft> {
+    left_below(Path::new("/"))
 }
 
-/// `percent` of [`room`].
+/// `percent` of [`left`].
 pub fn share(percent: u8) -> Option<MemoryShare> {
-    room().map(|of| MemoryShare { percent, of })
+    left().map(|of| MemoryShare { percent, of })
 }
 
-/// [`room`] on a system whose files are below `root`.
-fn room_below(root: &Path) -> Option<Room> {
-    let machine = total(root).map(|bytes| Room { bytes, whose: "of the machine" });
+/// [`left`] on a system whose files are below `root`.
+fn left_below(root: &Path) -> Option<MemoryLeft> {
+    let machine = total(root).map(|bytes| MemoryLeft { bytes, whose: "of the machine" });
     let groups = left_in_groups(root)
         .into_iter()
-        .map(|bytes| Room { bytes, whose: "left in the control group of this process" });
+        .map(|bytes| MemoryLeft { bytes, whose: "left in the control group of this process" });
     let addresses = addresses_left(root)
-        .map(|bytes| Room { bytes, whose: "left in the address space of this process (ulimit -v)" });
+        .map(|bytes| MemoryLeft { bytes, whose: "left in the address space of this process (ulimit -v)" });
     // The machine is first, so that it wins a tie: a group without a limit may report the machine's memory.
     machine.into_iter().chain(groups).chain(addresses).min_by_key(|room| room.bytes)
 }
@@ -130,7 +130,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        room_below(root.path()).map(|room| (room.bytes, room.whose))
+        left_below(root.path()).map(|room| (room.bytes, room.whose))
     }
 
     #[test]

@@ -38,7 +38,7 @@ use replay_link::tls::{self, Dates};
 use replay_wire::auth::{ChannelBinding, Handshake};
 
 use admission::Admission;
-pub use admission::Slot;
+pub use admission::Permit;
 use admission::{StrangerEvent, StrangerLog};
 
 pub use running::{JoinTask, RunningServer, ServeTask, open_files};
@@ -66,7 +66,7 @@ pub struct Accepted<I> {
     peer: String,
     /// Whether TLS runs over it.
     tls: bool,
-    slot: Slot,
+    permit: Permit,
 }
 
 impl Server {
@@ -234,17 +234,17 @@ impl Server {
                     }
                 }
             };
-            let slot = self.admission.accept(&peer, stack.now());
-            if slot.as_ref().is_none_or(|slot| slot.refusal().is_some()) {
+            let permit = self.admission.accept(&peer, stack.now());
+            if permit.as_ref().is_none_or(|permit| permit.refusal().is_some()) {
                 self.context.service.counters.connections_refused.add(1);
             }
-            let Some(slot) = slot else {
+            let Some(permit) = permit else {
                 let reason = "closed without a reply: too many clients connect at the same time";
                 self.strangers.report(StrangerEvent::Refused, &peer, &reason, stack.now());
                 continue;
             };
             // An I/O thread ends only with the server.
-            let _ = thread.send(Accepted { incoming, peer, tls, slot });
+            let _ = thread.send(Accepted { incoming, peer, tls, permit });
         }
     }
 
@@ -283,7 +283,7 @@ impl Server {
             stack: &stack,
             peer: &accepted.peer,
             phase: phase.clone(),
-            slot: &accepted.slot,
+            permit: &accepted.permit,
             handshake_deadline: stack.now() + self.handshake_deadline,
             writers: Arc::<WriterConnection>::default(),
             reader: Reader::from(&*accepted.peer),
@@ -314,11 +314,11 @@ impl Server {
         let end = tokio::select! {
             biased;
             () = reached(&mut phase, Phase::Stopped) => Err(Error::Closed("the server")),
-            () = accepted.slot.displaced() => Err(Error::Busy("its handshake made room for that of another client".into())),
+            () = accepted.permit.displaced() => Err(Error::Busy("its handshake made room for that of another client".into())),
             end = served => end,
         };
         match end {
-            end if !accepted.slot.is_welcome() => {
+            end if !accepted.permit.is_welcome() => {
                 self.report_stranger(&accepted.peer, end, stack.now());
             }
             Ok(()) => tracing::info!("connection closed"),
@@ -350,7 +350,7 @@ impl Server {
         stream: T,
         channel_binding: Option<ChannelBinding>,
     ) -> Result<()> {
-        if let Some(reason) = connection.slot.refusal() {
+        if let Some(reason) = connection.permit.refusal() {
             connection.refuse(stream, &reason).await;
             return Err(reason);
         }

@@ -1,5 +1,5 @@
 //! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
-//! newest are kept, and those that cannot be read, under another name. Format and moment of a snapshot are in [`replay_core::snapshot`].
+//! newest are kept, and those that cannot be read, under another name. Format and time of a snapshot are in [`replay_core::snapshot`].
 
 pub mod file;
 
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use base::system::{self, OsError};
 use base::wait::lock;
-use file::{Disk, FolderLock, Machine, PRIVATE, make_folder};
+use file::{Disk, FolderLock, LocalDisk, PRIVATE, make_folder};
 use replay_core::memory::Memory;
 use replay_link::error::{Error, Result, io_error};
 
@@ -265,7 +265,7 @@ fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Numbers> {
 /// [`Error::Io`] with advice.
 pub fn check_folder(folder: &Path) -> Result<()> {
     let missing = !folder.exists();
-    let tried = make_folder(folder).and_then(|()| try_space(&Machine, folder));
+    let tried = make_folder(folder).and_then(|()| try_space(&LocalDisk, folder));
     if missing {
         // Not where a server has begun to save there meanwhile.
         let _ = fs::remove_dir(folder);

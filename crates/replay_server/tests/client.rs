@@ -83,7 +83,7 @@ fn exercise_leases(replay: &Client) {
     pushes.push(steps(0, 40), wait).unwrap();
     pushes.flush(wait).unwrap();
     let request = SampleRequest { lease_ms: 60_000, ..sample_request(10) };
-    let [mut one, mut other] = [(); 2].map(|()| replay.sampler("queue", request, 0).unwrap());
+    let [mut one, mut other] = [(); 2].map(|()| replay.samples("queue", request, 0).unwrap());
     let batches = [one.next(wait).unwrap(), other.next(wait).unwrap(), other.next(wait).unwrap()];
     assert_eq!(batches.each_ref().map(|batch| numbers(batch)[0]), [0, 10, 20]);
     let change = |batch: usize, begin| {
@@ -287,7 +287,7 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     let client = connect(&proxy.address, options).unwrap();
     let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 5), &soon()).unwrap();
-    let mut batches = client.sampler("steps", sample_request(5), 1).unwrap();
+    let mut batches = client.samples("steps", sample_request(5), 1).unwrap();
     batches.next(&soon()).unwrap();
     proxy.hang();
     pushes.push(steps(5, 5), &soon()).unwrap();
@@ -327,7 +327,7 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     let now = Wait { interrupted: &|| true, ..Wait::forever() };
-    let mut batches = client.sampler("steps", sample_request(1), 2).unwrap();
+    let mut batches = client.samples("steps", sample_request(1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
@@ -368,7 +368,7 @@ fn a_sampler_samples_everything_once_and_in_order() {
     let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 100), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
-    let mut batches = client.sampler("steps", sample_request(10), 3).unwrap();
+    let mut batches = client.samples("steps", sample_request(10), 3).unwrap();
     let mut seen = Vec::new();
     for _ in 0..10 {
         seen.extend(numbers(&batches.next(&soon()).unwrap()));
@@ -388,7 +388,7 @@ fn a_sampler_samples_everything_once_and_in_order() {
 #[test]
 fn a_sampler_passes_on_what_is_wrong_with_its_sample() {
     let (_server, client) = connected();
-    let mut batches = client.sampler("nowhere", sample_request(10), 2).unwrap();
+    let mut batches = client.samples("nowhere", sample_request(10), 2).unwrap();
     for _ in 0..3 {
         let error = batches.next(&soon()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");

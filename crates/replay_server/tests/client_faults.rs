@@ -67,7 +67,7 @@ fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
         stale += updates.flush(&soon()).unwrap().stale;
         assert_eq!(stale, 20, "after {after}");
         assert_eq!(pausing.connections(), 5, "after {after}");
-        let mut samples = through.sampler("steps", sample_request(5), 2).unwrap();
+        let mut samples = through.samples("steps", sample_request(5), 2).unwrap();
         let steps = (0..60).flat_map(|_| numbers(&samples.next(&soon()).unwrap()));
         assert_eq!(steps.collect::<Vec<_>>(), (0..300).collect::<Vec<_>>(), "after {after}");
         assert_eq!(pausing.connections(), 7, "after {after}");
@@ -131,7 +131,7 @@ fn a_sampler_asks_again_over_a_new_connection() {
     pushes.close(&soon()).unwrap();
     let proxy = Proxy::start(port(&server), vec![usize::MAX, 2000, 3000]);
     let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
-    let mut batches = through.sampler("steps", sample_request(10), 3).unwrap();
+    let mut batches = through.samples("steps", sample_request(10), 3).unwrap();
     for _ in 0..30 {
         assert_eq!(numbers(&batches.next(&soon()).unwrap()).len(), 10);
     }
@@ -327,7 +327,7 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
 
     let _server = restartable.serve();
     fill();
-    let mut batches = client.sampler("replay", all, 1).unwrap();
+    let mut batches = client.samples("replay", all, 1).unwrap();
     let new = ids(&batches.next(&soon()).unwrap());
     let distinct: BTreeSet<_> = old.iter().chain(&new).collect();
     assert_eq!(distinct.len(), 2 * ITEMS as usize);
@@ -450,7 +450,7 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
         pushes.close(&soon()).unwrap();
     };
     fill(1);
-    let mut batches = client.sampler("steps", sample_request(4), 1).unwrap();
+    let mut batches = client.samples("steps", sample_request(4), 1).unwrap();
     batches.next(&soon()).unwrap();
     drop(server);
     for _ in 0..3 {
@@ -467,7 +467,7 @@ fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
     let (server, _) = server_with_a_queue();
     let options = ConnectOptions { reconnect_for: Duration::ZERO, ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
-    let mut batches = client.sampler("steps", sample_request(1), 1).unwrap();
+    let mut batches = client.samples("steps", sample_request(1), 1).unwrap();
     drop(server);
     let error = batches.next(&one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
@@ -480,7 +480,7 @@ fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one()
     let client = client(&server);
     std::thread::scope(|scope| {
         let sampled = scope.spawn(|| {
-            let mut batches = client.sampler("steps", sample_request(4), 2).unwrap();
+            let mut batches = client.samples("steps", sample_request(4), 2).unwrap();
             numbers(&batches.next(&soon()).unwrap())
         });
         let stats = || server.server().service().stats();

@@ -23,7 +23,7 @@ fn a_fork_is_told_to_connect_again_and_leaves_the_parent_its_connections() {
         let refused = [
             client.stats(&soon()).err(),
             pushes.push(steps(0, 1), &soon()).err(),
-            client.sampler("steps", sample_request(1), 1).err(),
+            client.samples("steps", sample_request(1), 1).err(),
         ];
         let told = refused.into_iter().all(|error| {
             error.is_some_and(|error| error.code() == ErrorCode::Config && error.to_string().contains("after a fork"))

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_link::error::Error;
-use replay_server::snapshots::file::{Machine, restore, save, save_server};
+use replay_server::snapshots::file::{LocalDisk, restore, save, save_server};
 use support::*;
 
 /// A memory with four steps.
@@ -60,10 +60,10 @@ fn a_full_disk_leaves_the_snapshot_that_was_there() {
 fn a_save_that_is_stopped_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("snapshot");
-    let bytes = save_server(&Machine, &memory(), &path, &AtomicBool::new(false)).unwrap();
+    let bytes = save_server(&LocalDisk, &memory(), &path, &AtomicBool::new(false)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), bytes);
     fs::remove_file(&path).unwrap();
-    let stopped = save_server(&Machine, &memory(), &path, &AtomicBool::new(true));
+    let stopped = save_server(&LocalDisk, &memory(), &path, &AtomicBool::new(true));
     assert!(stopped.unwrap_err().to_string().contains("stopped"));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -74,7 +74,7 @@ fn errors_of_a_restore_name_the_file() {
     let path = folder.path().join("altered");
     save(&memory(), &path).unwrap();
     let again = Memory::new(MemoryLimits::default());
-    let refused = |path: &Path| restore(&Machine, &again, path).unwrap_err();
+    let refused = |path: &Path| restore(&LocalDisk, &again, path).unwrap_err();
     let mut bytes = fs::read(&path).unwrap();
     bytes[20] ^= 1;
     fs::write(&path, &bytes).unwrap();
@@ -93,7 +93,7 @@ fn errors_of_a_restore_name_the_file() {
     }
     bytes[20] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    restore(&Machine, &again, &path).unwrap();
+    restore(&LocalDisk, &again, &path).unwrap();
     assert_eq!(again.table("t").unwrap().stats()["steps"], 4);
 }
 

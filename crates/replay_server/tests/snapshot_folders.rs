@@ -11,13 +11,13 @@ use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_link::error::Result;
 use replay_server::snapshots::Snapshots;
-use replay_server::snapshots::file::Machine;
+use replay_server::snapshots::file::LocalDisk;
 use support::*;
 
 /// Starts a server's memory with the folder.
 fn open(folder: &Path) -> Result<(Arc<Memory>, Arc<Snapshots>)> {
     let memory = Memory::new(MemoryLimits::default());
-    let snapshots = Snapshots::open(memory.clone(), Box::new(Machine), folder)?;
+    let snapshots = Snapshots::open(memory.clone(), Box::new(LocalDisk), folder)?;
     Ok((memory, snapshots))
 }
 

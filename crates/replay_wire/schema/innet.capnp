@@ -350,7 +350,7 @@ struct ShareState {
   # A table as one share of a batch found it.
   number @0 :UInt16;
   # the upper 16 bits of the ids of its items, but of restored ones
-  totalPriority @1 :Float64;
+  totalMass @1 :Float64;
   # sum of the priorities after the exponent
   items @2 :UInt64;
   # live items, with or without priority

@@ -193,8 +193,8 @@ pub struct OutgoingFrame {
     payload: Vec<Bytes>,
     payload_bytes: u32,
     credit: Option<Box<dyn SampleCredit>>,
-    /// The part being written (0 is the head), and the bytes written of it.
-    part: usize,
+    /// The buffer being written (0 is the head), and the bytes written of it.
+    buffer: usize,
     offset: usize,
 }
 
@@ -207,7 +207,7 @@ impl OutgoingFrame {
         let payload_bytes = limited("a payload, in bytes,", payload_bytes)?;
         head[..4].copy_from_slice(&control.to_le_bytes());
         head[4..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
-        Ok(OutgoingFrame { head, payload, payload_bytes, credit, part: 0, offset: 0 })
+        Ok(OutgoingFrame { head, payload, payload_bytes, credit, buffer: 0, offset: 0 })
     }
 
     /// Control message and payload together, as the peer's `max_frame_bytes` counts them.
@@ -225,28 +225,28 @@ impl OutgoingFrame {
         &self.payload
     }
 
-    fn part(&self, part: usize) -> &[u8] {
-        match part {
+    fn buffer(&self, index: usize) -> &[u8] {
+        match index {
             0 => &self.head,
-            _ => self.payload[part - 1].as_ref(),
+            _ => self.payload[index - 1].as_ref(),
         }
     }
 
     /// The next slices to write, at most 1,024; empty once the frame is written.
     pub fn unwritten(&self) -> Vec<IoSlice<'_>> {
-        let parts = self.part..=self.payload.len();
-        let mut slices = Vec::with_capacity(parts.clone().count().min(MAX_SEGMENTS));
-        let rest = |part| &self.part(part)[if part == self.part { self.offset } else { 0 }..];
-        slices.extend(parts.map(rest).filter(|bytes| !bytes.is_empty()).take(MAX_SEGMENTS).map(IoSlice::new));
+        let buffers = self.buffer..=self.payload.len();
+        let mut slices = Vec::with_capacity(buffers.clone().count().min(MAX_SEGMENTS));
+        let rest = |index| &self.buffer(index)[if index == self.buffer { self.offset } else { 0 }..];
+        slices.extend(buffers.map(rest).filter(|bytes| !bytes.is_empty()).take(MAX_SEGMENTS).map(IoSlice::new));
         slices
     }
 
     /// Counts bytes that were written.
     pub fn advance(&mut self, written: usize) {
         self.offset += written;
-        while self.part <= self.payload.len() && self.offset >= self.part(self.part).len() {
-            self.offset -= self.part(self.part).len();
-            self.part += 1;
+        while self.buffer <= self.payload.len() && self.offset >= self.buffer(self.buffer).len() {
+            self.offset -= self.buffer(self.buffer).len();
+            self.buffer += 1;
         }
     }
 

@@ -6901,7 +6901,7 @@ pub mod share_state {
             self.reader.get_data_field::<u16>(0)
         }
         #[inline]
-        pub fn get_total_priority(self) -> f64 {
+        pub fn get_total_mass(self) -> f64 {
             self.reader.get_data_field::<f64>(1)
         }
         #[inline]
@@ -6995,11 +6995,11 @@ pub mod share_state {
             self.builder.set_data_field::<u16>(0, value);
         }
         #[inline]
-        pub fn get_total_priority(self) -> f64 {
+        pub fn get_total_mass(self) -> f64 {
             self.builder.get_data_field::<f64>(1)
         }
         #[inline]
-        pub fn set_total_priority(&mut self, value: f64)  {
+        pub fn set_total_mass(&mut self, value: f64)  {
             self.builder.set_data_field::<f64>(1, value);
         }
         #[inline]

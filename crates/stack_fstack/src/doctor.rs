@@ -39,14 +39,14 @@ impl Machine {
     /// Results of all checks, in the order of their setup, for a server with this configuration of F-Stack. Here is what F-Stack's own lines
     /// at its start do not explain.
     pub fn findings(&self, config: &Config) -> Vec<Finding> {
-        let parts = [
+        let checks = [
             ("F-Stack support", self.support()),
             ("hugepages", self.hugepages(config)),
             ("network card", self.card(config)),
             ("rights", self.rights()),
             ("cores", self.cores(config)),
         ];
-        parts.map(|(part, checked)| Finding::new(part, checked)).into()
+        checks.map(|(check, checked)| Finding::new(check, checked)).into()
     }
 
     /// A shared library has to be that of the build, whose headers define the layout of its structures.
@@ -125,7 +125,7 @@ impl Machine {
         }
         missing(
             format!(
-                "no network card is DPDK's: {}",
+                "DPDK has no network card: {}",
                 if cards.is_empty() { "none on PCI".into() } else { cards.join(", ") }
             ),
             "modprobe vfio-pci, which wants intel_iommu=on or amd_iommu=on of the kernel (uio_pci_generic on a machine without an IOMMU), then \

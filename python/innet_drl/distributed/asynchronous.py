@@ -42,7 +42,7 @@ class Contributions:
     counted: int
     """Gradients that updates include completely."""
     dropped: int
-    """Gradients of which at least a part was older than the staleness bound."""
+    """Gradients that were older than the staleness bound, at least in part."""
     late_segments: int
     """Segments of gradients that missed an update and are in a later one."""
     dropped_segments: int

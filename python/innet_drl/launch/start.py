@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Launchers = Callable[[], Launcher]
 """Makes launchers of one run."""
-Place = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers | None]]
+LauncherContext = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers | None]]
 """Context with the launchers of a run, from its settings, its name, and a function that shows the current phase."""
 
 
@@ -65,7 +65,7 @@ def train(
     forbid_in_children()
     forbid_as_daemon(config)
     check_callbacks(callbacks)
-    place = _place(launcher, config)
+    place = _launchers(launcher, config)
     if launcher is None:
         folder = RunFolder.new_or_existing(out)
         resume = folder.newest_checkpoint() is not None
@@ -82,7 +82,7 @@ def train(
             return _train(config, folder, callbacks, shown, launchers, resume=resume, signals=signals)
 
 
-def _place(launcher: Importable | None, config: Config) -> Place:
+def _launchers(launcher: Importable | None, config: Config) -> LauncherContext:
     """Returns the context of launchers for a value of `--launcher`, after checks of the settings."""
     if launcher is None:
         check_address(config.replay)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _ITEM = "item"
 """Part of a table that has the entries of an item."""
 _OWN_ENTRIES = ("index", "priority_weight")
-"""Entries of a sample that are not the item's."""
+"""Entries of a sample that its item lacks."""
 _SINGLE_ROW = innet.Window(0, 0)
 _CHUNK_ITEMS = 50
 """Most items that are stored, and evicted, together."""
@@ -132,7 +132,7 @@ class InnetReplayBuffer:
         entry, with the largest of the table.
 
         Raises:
-            innet_drl.ConfigError: An entry that is no tensor, or whose name cannot be a column's.
+            innet_drl.ConfigError: An entry that is no tensor, or with a name no column can have.
             innet_drl.SchemaError: NaN, or other entries, dtypes or shapes than the first items'; nothing is stored.
             innet_drl.TableDiffersError: The table on the server has other entries or settings than this buffer.
             innet_drl.PriorityError: A priority that is NaN or negative; nothing is stored.

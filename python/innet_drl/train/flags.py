@@ -54,7 +54,7 @@ class TrainFlags:
     """File of settings, YAML or TOML (`.toml`): it changes the preset, and flags change it."""
     out: Path | None = None
     """The run's folder; `runs/<name>-<date>-<time>` by default, with the name of the preset, or of the environment
-    where that is not the preset's."""
+    if that was changed."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
     launcher: Importable = "local"
@@ -90,7 +90,7 @@ class ActorFlags:
     """Address of the replay server: `innet://host:port`, `innets://host:port` or `unix:///path`. The environment
     variable INNET_ACTOR_TOKEN, or else INNET_TOKEN, has the token."""
     index: int
-    """Number of this actor, from 0 and below the learner's `--actors`: it decides seed and exploration."""
+    """Index of this actor, from 0 and below the learner's `--actors`: it decides seed and exploration."""
     run: str | None = None
     """Name of the run, the last part of the learner's `--out`; needed where the server has several."""
     namespace: str = ""

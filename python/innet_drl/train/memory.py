@@ -401,7 +401,7 @@ def memory_token(config: ReplaySettings) -> str:
 
 
 def actor_token(config: ReplaySettings) -> str:
-    """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
+    """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or INNET_TOKEN."""
     return "" if config.replay == "embedded" else server_token_of_actors()
 
 

@@ -283,7 +283,7 @@ class RunFolder:
                 self.adopt_memory()
         if self.snapshot.exists() and _checksum_of(self.snapshot) != expected:
             logger.warning(
-                "%s is not the replay memory of the checkpoint %s, but of another moment of the run: training "
+                "%s is not the replay memory of the checkpoint %s, but of another time of the run: training "
                 "continues with both; delete it to start with an empty memory",
                 self.snapshot,
                 checkpoint.path,

@@ -260,7 +260,7 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
     // Starts of servers and version of the last put.
     let (begun, mut last) = (users.ledger.starts(), None);
     let in_flight = random.random_range(0..4);
-    let mut channel = replay.sampler(TABLE, request, in_flight)?;
+    let mut channel = replay.samples(TABLE, request, in_flight)?;
     // Bound of the versions of a batch that is not drawn yet.
     let mut asked = None;
     for _ in 0..steps {

@@ -352,7 +352,7 @@ fn learn(job: &Job, counts: &Counts, index: usize) {
 
 fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize) -> Result<()> {
     let request = SampleRequest { count: job.batch, ..SampleRequest::default() };
-    let mut channel = client.sampler(TABLE, request, 0)?;
+    let mut channel = client.samples(TABLE, request, 0)?;
     let mut updates = client.updates()?.ok_or(Error::Closed("updates"))?;
     let mut next = system::now();
     while !counts.end.get() {

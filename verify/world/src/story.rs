@@ -295,7 +295,8 @@ impl Story {
     /// Each ended episode is an item, where none leaves the table.
     fn check_episodes(&self) {
         let TableConfig { capacity, max_times_sampled, max_sample_lag, .. } = self.users.table;
-        let keeps = capacity == table().capacity && !self.users.removes && max_times_sampled == 0 && max_sample_lag == 0;
+        let keeps =
+            capacity == table().capacity && !self.users.removes && max_times_sampled == 0 && max_sample_lag == 0;
         for machine in self.users.machines.iter().filter(|_| self.users.whole && keeps) {
             let memory = machine.memory().expect("it runs");
             self.users.ledger.check_episodes(&memory, machine.live_items());

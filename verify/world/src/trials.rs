@@ -282,7 +282,7 @@ impl Trial {
             let (writer, wait) = (self.users.ledger.writer(), within(60));
             let mut channel = open(&client, OWN, writer, 0, None);
             channel.push(push_body(writer, 0, 70, 0), &wait).and_then(|()| channel.flush(&wait)).expect("it has room");
-            let mut reader = client.sampler(OWN, request(2), 3).expect("a channel");
+            let mut reader = client.samples(OWN, request(2), 3).expect("a channel");
             reader.next(&wait).expect("there are items");
             channel.push(push_body(writer, 70, 1, 0), &wait).expect("it has room");
             // Not in the rhythm of retries.
@@ -309,7 +309,7 @@ impl Trial {
         let client = ShardedClient::connect(&self.users.addresses, &self.users.options, &within(20));
         let client = client.expect("the servers answer");
         client.create_table(&table, &within(20)).expect("it has room");
-        let mut sampler = client.sampler(OWN, request(30), 0).expect("a channel");
+        let mut sampler = client.samples(OWN, request(30), 0).expect("a channel");
         let mut live = vec![0; self.users.machines.len()];
         for burst in 0..10 {
             // The first bursts give every server an item.
@@ -472,7 +472,7 @@ impl Readings {
     fn read(&self, client: &Client, random: &mut StdRng) -> Result<()> {
         let lease_ms = [300, SampleRequest::NO_END][random.random_range(0..2)];
         let request = SampleRequest { lease_ms, ..request(random.random_range(1..9)) };
-        let mut channel = client.sampler(OWN, request, random.random_range(0..3))?;
+        let mut channel = client.samples(OWN, request, random.random_range(0..3))?;
         for _ in 0..random.random_range(1..20) {
             if self.ended.get() {
                 break;

@@ -1,5 +1,4 @@
-//! Aggregators on DPDK devices, one for each thread, with a UDP port of its own; the device of a worker, which the calling thread polls while it
-//! waits.
+//! Aggregators on DPDK devices, one for each thread, with a UDP port of its own; the device of a worker, which a waiting call polls.
 
 use std::io;
 use std::net::SocketAddr;

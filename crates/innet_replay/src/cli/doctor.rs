@@ -17,7 +17,7 @@ use super::serve::ConfigFlags;
 
 /// Check whether this machine can serve with the given settings (the flags of serve).
 ///
-/// Prints one line for each part, `ok` or `missing`, with advice below each missing one. The parts are the configuration with its
+/// Prints one line for each check, `ok` or `missing`, with advice below each missing one. The checks are the configuration with its
 /// files (as of serve --check) and what the machine has to have for it: for the kernel's sockets, with --stack NAME for that network
 /// stack, with --stack-config alone for the devices of that file. The exit status is 0 if all are there, else 1.
 #[derive(Args)]
@@ -56,7 +56,7 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     }
     let ok = findings.iter().all(|finding| finding.ok);
     let text = if flags.json {
-        serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"
+        serde_json::json!({ "ok": ok, "checks": findings }).to_string() + "\n"
     } else {
         lines(&findings)
     };
@@ -86,7 +86,7 @@ fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let state = if finding.ok { "ok" } else { "missing" };
-        text += &format!("{state:<8} {}: {}\n", finding.part, finding.found);
+        text += &format!("{state:<8} {}: {}\n", finding.check, finding.found);
         if !finding.to_do.is_empty() {
             text += &format!("         to do: {}\n", finding.to_do);
         }
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn a_missing_part_has_advice_below_it() {
-        let finding = |part, found: &str, to_do: &str| Finding {
-            part,
+        let finding = |check, found: &str, to_do: &str| Finding {
+            check,
             ok: to_do.is_empty(),
             found: found.to_owned(),
             to_do: to_do.to_owned(),
@@ -221,8 +221,8 @@ mod tests {
         kernel_findings(config, &machine)
     }
 
-    fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
-        let mut named = findings.iter().filter(|finding| finding.part == name);
+    fn check<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+        let mut named = findings.iter().filter(|finding| finding.check == name);
         named.next().unwrap()
     }
 
@@ -232,11 +232,11 @@ mod tests {
         assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
         assert_eq!(findings.len(), 3);
         assert_eq!(
-            part(&findings, "memory").found,
+            check(&findings, "memory").found,
             "4096 MiB for tables and replies, of 5120 MiB left in the control group"
         );
-        assert!(part(&findings, "open files").found.contains("2432 for 2048"));
-        assert_eq!(part(&findings, "addresses").found, "innet://127.0.0.1:0 can be bound");
+        assert!(check(&findings, "open files").found.contains("2432 for 2048"));
+        assert_eq!(check(&findings, "addresses").found, "innet://127.0.0.1:0 can be bound");
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
             (&[], &many, "open files", ["10384", "--max-connections"]),
         ] {
             let findings = found(changes, config);
-            let finding = part(&findings, name);
+            let finding = check(&findings, name);
             let text = format!("{} {}", finding.found, finding.to_do);
             assert!(!finding.ok, "{text}");
             assert!(says.iter().all(|says| text.contains(says)), "{text}");

@@ -187,15 +187,15 @@ fn announce(running: &RunningServer) {
 }
 
 /// Time that a start or an end may take after each message, whatever the unit's limit.
-const EXTENSION: Duration = Duration::from_secs(30);
+const EXTEND_BY: Duration = Duration::from_secs(30);
 
 /// Extends the time of a start or an end.
-pub const EXTEND: NotifyState<'_> = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
+pub const EXTEND: NotifyState<'_> = NotifyState::ExtendTimeoutUsec(EXTEND_BY.as_micros() as u32);
 
 /// Interval of messages: a third of the extension, or half of the watchdog's time.
 pub fn watchdog_interval() -> Duration {
     let watchdog = sd_notify::watchdog_enabled().map(|time| (time / 2).max(Duration::from_millis(1)));
-    watchdog.into_iter().chain([EXTENSION / 3]).fold(Duration::MAX, Duration::min)
+    watchdog.into_iter().chain([EXTEND_BY / 3]).fold(Duration::MAX, Duration::min)
 }
 
 /// Sends a message.

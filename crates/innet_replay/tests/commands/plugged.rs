@@ -34,14 +34,14 @@ fn fstack_is_plugged_in() {
     assert!(help.contains("fstack"), "{help}");
     let checked = output(&["doctor", "--json", "--stack", "fstack", "--stack-config=/nowhere/a.ini"]);
     assert_eq!(checked.status.code(), Some(2));
-    let parts = |flags: &[&str]| {
+    let checks = |flags: &[&str]| {
         let checked = output(&[&["doctor", "--json"], flags].concat());
         let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
-        let parts = checked["parts"].as_array().unwrap().iter();
-        parts.map(|part| part["part"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let checks = checked["checks"].as_array().unwrap().iter();
+        checks.map(|check| check["check"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(parts(&["--listen=127.0.0.1:0"]), ["configuration", "open files", "memory", "addresses"]);
-    let fstack = parts(&["--stack=fstack"]);
+    assert_eq!(checks(&["--listen=127.0.0.1:0"]), ["configuration", "open files", "memory", "addresses"]);
+    let fstack = checks(&["--stack=fstack"]);
     assert!(fstack.starts_with(&["configuration".into(), "F-Stack support".into()]), "{fstack:?}");
     let config = tempfile::NamedTempFile::new().unwrap();
     let config = config.path().to_str().unwrap();

@@ -211,7 +211,7 @@ fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     serving.until(|stats| stats["strangers"] == 2 && stats["malformed"] == 1);
     assert_eq!(serving.stats()["counted"], 0);
     let own = worker.0.try_clone().unwrap();
-    drop(joined.session);
+    drop(joined.connection);
     serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
     let header = PacketHeader::new(PacketKind::Float, joined.ticket.session, joined.ticket.round, 0);
     let late = [&header.encode()[..], &[0; 4]].concat();

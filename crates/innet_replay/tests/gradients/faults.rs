@@ -124,11 +124,11 @@ fn one_connection_is_for_one_worker() {
     let late = || Error::Interrupted;
     let second = write(&request(1, 2)).unwrap();
     for broken in [&b"{}"[..], b"[[[", b"\xff"] {
-        let error = joined.session.call(&Bytes::from_static(broken), until, until, &wait, late);
+        let error = joined.connection.call(&Bytes::from_static(broken), until, until, &wait, late);
         let error = error.err().unwrap().to_string();
         assert!(error.contains("cannot be read"), "{error}");
     }
-    let error = joined.session.call(&second, until, until, &wait, late);
+    let error = joined.connection.call(&second, until, until, &wait, late);
     let error = error.err().unwrap();
     assert!(error.to_string().contains("one connection for each worker"), "{error}");
     assert_eq!(serving.stats()["jobs"]["job"]["joined"], 1);

@@ -10,7 +10,7 @@ use gradients_net::message::write;
 use gradients_net::{GradientWorker, NAME};
 use replay_client::ConnectOptions;
 use replay_client::dialer::Dialer;
-use replay_client::session::ExtensionSession;
+use replay_client::extension::ExtensionClient;
 use replay_link::error::Error as NetError;
 use replay_wire::ErrorCode;
 
@@ -244,10 +244,10 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
 }
 
 /// A connection that has asked to join, and does not ask again. Its request has ended at once.
-fn ask_once(serving: &Serving, job: JoinJob) -> ExtensionSession {
+fn ask_once(serving: &Serving, job: JoinJob) -> ExtensionClient {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
-    let mut session = ExtensionSession::open(&dialer, NAME, until, &Wait::forever()).unwrap();
+    let mut session = ExtensionClient::open(&dialer, NAME, until, &Wait::forever()).unwrap();
     // As workers pass it.
     let job = JoinJob { deadline: job.deadline * 3 / 4, ..job };
     let message = write(&job).unwrap();

@@ -135,7 +135,7 @@ impl Group {
     /// The error of a server that answers; [`Error::Disconnected`] if none does.
     pub fn any<T>(self: &Arc<Self>, first: usize, ask: impl Fn(&Client) -> Result<T>) -> Result<T> {
         let count = self.shards.len();
-        for shard in (0..count).map(|step| (first + step) % count) {
+        for shard in (0..count).map(|offset| (first + offset) % count) {
             if self.is_away(shard) {
                 continue;
             }

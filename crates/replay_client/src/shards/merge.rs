@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// One server's part of a table: its capacity, `min_size` and an explicit slack, divided by `servers` and rounded up. A derived slack is
 /// not divided: it covers each server's chunks and batches in flight.
-pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
+pub fn of_server(whole: &TableConfig, servers: u64) -> TableConfig {
     let slack = match whole.slack {
         0.0 => 0.0,
         // Minimum of a table: one insert and one sample.
@@ -22,7 +22,7 @@ pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
 }
 
 /// The whole table, from one of `servers` equal parts.
-pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
+pub fn of_all(part: &TableConfig, servers: u64) -> TableConfig {
     TableConfig {
         slack: part.slack * servers as f64,
         capacity: part.capacity * servers,
@@ -46,7 +46,7 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
     for listing in listings {
         for table in listing.tables {
             if !merged.tables.iter().any(|known| known.name == table.name) {
-                merged.tables.push(whole(&table, servers));
+                merged.tables.push(of_all(&table, servers));
             }
         }
         for listed in listing.parameters {
@@ -167,17 +167,17 @@ mod tests {
     #[test]
     fn a_table_in_parts_is_the_table() {
         let table = TableConfig { min_size: 90, ..TableConfig::new("t", Vec::new(), 3000) };
-        assert_eq!(part(&table, 3).capacity, 1000);
-        assert_eq!(whole(&part(&table, 3), 3), table);
+        assert_eq!(of_server(&table, 3).capacity, 1000);
+        assert_eq!(of_all(&of_server(&table, 3), 3), table);
         let first = TableConfig::new("t", Vec::new(), 3000);
-        assert_eq!(whole(&part(&first, 3), 3), first, "min_size 1 stays");
-        assert_eq!(part(&table, 7).capacity, 429);
+        assert_eq!(of_all(&of_server(&first, 3), 3), first, "min_size 1 stays");
+        assert_eq!(of_server(&table, 7).capacity, 429);
         let limited = |slack: f64, samples_per_insert: f64| TableConfig { slack, samples_per_insert, ..table.clone() };
         let slacks = [(90.0, 4.0), (100.0, 4.0), (5.0, 4.5), (1.0, 1.0), (0.0, 4.0)];
-        let parts = slacks.map(|(slack, ratio)| part(&limited(slack, ratio), 3));
+        let parts = slacks.map(|(slack, ratio)| of_server(&limited(slack, ratio), 3));
         assert_eq!(parts.each_ref().map(|part| part.slack), [30.0, 34.0, 5.0, 1.0, 0.0]);
         for each in parts {
-            assert_eq!(part(&whole(&each, 3), 3), each, "read and made again");
+            assert_eq!(of_server(&of_all(&each, 3), 3), each, "read and made again");
         }
     }
 

@@ -107,7 +107,7 @@ impl ShardedClient {
     fn wanted_shard(&self, number: u32) -> Result<usize> {
         let count = self.group.shards.len();
         let wanted = number as usize % count;
-        let order = (0..count).map(|step| (wanted + step) % count);
+        let order = (0..count).map(|offset| (wanted + offset) % count);
         let mut present = order.filter(|&shard| !self.group.is_away(shard));
         present.next().ok_or_else(|| self.group.none_answers())
     }
@@ -175,7 +175,7 @@ impl Replay<Error> for ShardedClient {
                 config.name
             )));
         }
-        let part = merge::part(config, self.group.shards.len() as u64);
+        let part = merge::of_server(config, self.group.shards.len() as u64);
         let made = self.group.each(|client| client.create_table(&part, wait));
         made.map(drop)
     }
@@ -201,7 +201,7 @@ impl Replay<Error> for ShardedClient {
         for (shard, error) in lacking {
             self.group.leave(shard, &error);
         }
-        Ok(Arc::new(merge::whole(&part, self.group.shards.len() as u64)))
+        Ok(Arc::new(merge::of_all(&part, self.group.shards.len() as u64)))
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
@@ -246,7 +246,7 @@ impl Replay<Error> for ShardedClient {
         sampled
     }
 
-    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn samples(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.group.check_process()?;
         let channel = ShardedSamples::new(self.group.clone(), table, request, in_flight);
         Ok(Box::new(channel))

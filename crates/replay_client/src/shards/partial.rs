@@ -14,7 +14,7 @@ pub struct Seen {
     /// The state.
     pub state: ShareState,
     /// Live items with a priority above zero.
-    pub with_priority: u64,
+    pub with_mass: u64,
     /// Smallest probability of an item there.
     pub min_probability: Option<f64>,
 }
@@ -30,7 +30,7 @@ pub struct PartialBatch {
     shares: Vec<f64>,
     /// Smallest probability at each server when the batch was divided.
     least: Vec<Option<f64>>,
-    with_priority: u64,
+    with_mass: u64,
     /// Items still to be requested from each server.
     owed: Vec<u32>,
     /// Items requested from each server: received, or in flight.
@@ -64,7 +64,7 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
 }
 
 fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
-    let total = |seen: &Option<Seen>| seen.map_or(0.0, |seen| seen.state.total_priority);
+    let total = |seen: &Option<Seen>| seen.map_or(0.0, |seen| seen.state.total_mass);
     seen.iter().map(total).collect()
 }
 
@@ -79,7 +79,7 @@ impl PartialBatch {
             asked: (system::now(), received),
             shares: totals.iter().map(|total| total / sum).collect(),
             least: seen.iter().map(|seen| seen.and_then(|seen| seen.min_probability)).collect(),
-            with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
+            with_mass: seen.iter().flatten().map(|seen| seen.with_mass).sum(),
             owed: divide(count, &totals, at),
             requested: vec![0; seen.len()],
             has_stalled: false,
@@ -181,7 +181,7 @@ impl PartialBatch {
             min_probability.map(|least| items.iter().map(|item| item.probability).fold(least, f64::min));
         Ok(Sampled {
             items,
-            live_items: self.with_priority,
+            live_items: self.with_mass,
             min_probability,
             state: None,
             rows: Bytes::from(rows),
@@ -201,11 +201,11 @@ mod tests {
 
     /// Answers of servers with these sums of priorities.
     fn answers<const N: usize>(totals: [f64; N]) -> [Option<Seen>; N] {
-        totals.map(|total_priority| {
+        totals.map(|total_mass| {
             Some(Seen {
                 state: ShareState {
                     number: 0,
-                    total_priority,
+                    total_mass,
                     items: 4,
                     taken: 0,
                     allowance: f64::INFINITY,
@@ -214,7 +214,7 @@ mod tests {
                     samples_per_insert: 0.0,
                     max_times_sampled: 0,
                 },
-                with_priority: 4,
+                with_mass: 4,
                 min_probability: None,
             })
         })

@@ -2,7 +2,7 @@
 //! frames.
 //!
 //! No server delays its share: it answers with what it has, and a client that lacks something asks again. Samples that were taken from the
-//! rate limiters and not delivered stay with the client for its next batches (`credit`).
+//! rate limiters and not delivered stay with the client for its next batches (`paid`).
 
 mod admission;
 
@@ -41,7 +41,7 @@ pub struct ShardedSamples {
     last_batch: u64,
     /// Samples taken from the rate limiters for batches that are not delivered; below 0 after a short batch that they did not pay in
     /// full, which the next batches make up for.
-    credit: i64,
+    paid: i64,
     /// A server's reason why it could not answer at once.
     delayed: Option<WaitReason>,
     /// By the round trip to the slowest server.
@@ -64,7 +64,7 @@ impl ShardedSamples {
             links,
             batches: VecDeque::new(),
             last_batch: NO_BATCH,
-            credit: 0,
+            paid: 0,
             delayed: None,
             pipelining: Pipelining::default(),
             dark_since: None,
@@ -76,7 +76,7 @@ impl ShardedSamples {
     pub fn once(&mut self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         if !self.suits(table, request) {
             self.batches.clear();
-            self.credit = 0;
+            self.paid = 0;
             // Discards late replies to an earlier request.
             self.links.iter_mut().filter(|link| !link.is_idle()).for_each(|link| drop(link.reset()));
         }
@@ -91,7 +91,7 @@ impl ShardedSamples {
 
     /// Whether it has samples, or shares of a batch, for later calls.
     pub fn is_unfinished(&self) -> bool {
-        self.credit != 0 || !self.batches.is_empty()
+        self.paid != 0 || !self.batches.is_empty()
     }
 
     /// Whether its samples, and its batch in progress, are for this request.
@@ -113,7 +113,7 @@ impl ShardedSamples {
             self.batches.clear();
             self.links.iter_mut().for_each(|link| drop(link.reset()));
             if error.code() == ErrorCode::UnknownTable {
-                self.credit = 0;
+                self.paid = 0;
             }
         }
         next
@@ -313,7 +313,7 @@ impl ShardedSamples {
         };
         if let Some(state) = sampled.state {
             self.group.note_numbers(shard, state, &sampled.items);
-            self.credit += i64::from(state.taken);
+            self.paid += i64::from(state.taken);
         }
         if let Some(batch) = find(&mut self.batches, share.batch) {
             batch.add(shard, sampled);
@@ -340,7 +340,7 @@ impl ShardedSamples {
             self.begin(count, wait)?;
             while self.receive_one(self.last_batch, wait)? {}
         }
-        // Other clients may have taken the samples that this one has seen. A batch with one sample at least is delivered on credit.
+        // Other clients may have taken the samples that this one has seen. A batch with one sample at least is delivered before it is paid.
         match self.batches.front().is_some_and(|batch| batch.items() > 0 && self.pays_for(1)) {
             true => self.deliver(wait),
             false => Err(Error::deadline(reason)),
@@ -350,7 +350,7 @@ impl ShardedSamples {
     /// Returns the oldest batch, after requesting the next ones, so that servers sample while the caller decodes.
     fn deliver(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         let batch = self.batches.pop_front().ok_or(Error::Closed("the batch"))?;
-        self.credit -= batch.items() as i64;
+        self.paid -= batch.items() as i64;
         let (sent, before) = batch.asked;
         self.pipelining.note(sent, before, system::now(), batch.bytes());
         if self.in_flight > 1 {

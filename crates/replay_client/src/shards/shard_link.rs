@@ -149,7 +149,7 @@ impl ShardLink {
                 state.taken
             )));
         }
-        self.seen = Some(Seen { state, with_priority: sampled.live_items, min_probability: sampled.min_probability });
+        self.seen = Some(Seen { state, with_mass: sampled.live_items, min_probability: sampled.min_probability });
         Ok((share, Ok(sampled)))
     }
 }

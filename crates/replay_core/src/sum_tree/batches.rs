@@ -19,7 +19,7 @@ use super::node::vector;
 pub struct SampledLeaf {
     pub slot: u32,
     pub generation: u32,
-    /// Its priority in units when it was sampled: above zero.
+    /// Its mass in units when it was sampled: above zero.
     pub units: u64,
 }
 
@@ -48,8 +48,8 @@ pub struct Strata(StdRng);
 impl Strata {
     /// Targets of batch `number` under `seed`.
     pub fn new(seed: u64, number: u64) -> Self {
-        let step = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Strata(StdRng::seed_from_u64(seed.wrapping_add(step)))
+        let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Strata(StdRng::seed_from_u64(seed.wrapping_add(mixed)))
     }
 
     /// Puts `count` ascending targets in [0, 1) into `targets`, cleared first.
@@ -277,12 +277,12 @@ fn another_target(target: f64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// A new priority for an item.
+/// A new mass for an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update {
     pub slot: u32,
     pub generation: u32,
-    /// The priority in units, at most [`SumTree::MAX_UNITS`].
+    /// The mass in units, at most [`SumTree::MAX_UNITS`].
     pub units: u64,
 }
 

@@ -80,10 +80,10 @@ pub struct SumTree<const FANOUT: usize = 16> {
 }
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
-    /// Most leaves: sums of 2^24 priorities of 39 bits stay under 2^63.
+    /// Most leaves: sums of 2^24 masses of 39 bits stay under 2^63.
     pub const MAX_CAPACITY: u32 = 1 << 24;
 
-    /// The largest priority in units; greater ones are cut to it and counted.
+    /// The largest mass in units; greater ones are cut to it and counted.
     pub const MAX_UNITS: u64 = Leaf::MAX_UNITS;
 
     const CHILD_BITS: u32 = {
@@ -145,7 +145,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         std::iter::successors(Some((capacity as usize).div_ceil(FANOUT)), above)
     }
 
-    /// A sum in units as a priority after the exponent.
+    /// A sum in units as a mass.
     pub fn from_units(&self, units: u64) -> f64 {
         units as f64 / self.units_per_one
     }
@@ -154,17 +154,17 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         self.capacity
     }
 
-    /// A priority, finite and not negative, after the exponent, in units: rounded to the nearest. A positive one below one unit is rounded
+    /// A mass, finite and not negative, in units: rounded to the nearest. A positive one below one unit is rounded
     /// up to it and counted, see [`SumTree::rounded_up`]; one above [`SumTree::MAX_UNITS`] is cut to it and counted, see
     /// [`SumTree::saturated`].
     #[inline]
-    pub fn units_of(&self, priority: f64) -> u64 {
-        let exact = priority * self.units_per_one;
+    pub fn units_of(&self, mass: f64) -> u64 {
+        let exact = mass * self.units_per_one;
         if exact > Self::MAX_UNITS as f64 {
             self.saturated.0.fetch_add(1, Ordering::Relaxed);
             return Self::MAX_UNITS;
         }
-        if exact < 1.0 && priority > 0.0 {
+        if exact < 1.0 && mass > 0.0 {
             self.rounded_up.0.fetch_add(1, Ordering::Relaxed);
             return 1;
         }
@@ -212,13 +212,13 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         self.leaf(slot).is_some_and(|word| Leaf::from_word(word.load(Ordering::Acquire)).holds(generation))
     }
 
-    /// Priority of an item in units, `None` when it has gone.
+    /// Mass of an item in units, `None` when it has gone.
     pub fn units(&self, slot: u32, generation: u32) -> Option<u64> {
         let leaf = Leaf::from_word(self.leaf(slot)?.load(Ordering::Relaxed));
         leaf.holds(generation).then(|| leaf.units())
     }
 
-    /// Sets the priority of an item in units (at most [`SumTree::MAX_UNITS`]); false when `generation` has
+    /// Sets the mass of an item in units (at most [`SumTree::MAX_UNITS`]); false when `generation` has
     /// passed. O(depth).
     pub fn set(&self, slot: u32, generation: u32, units: u64) -> bool {
         let Some((old, new)) = self.replace(slot, generation, units) else {
@@ -229,7 +229,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         true
     }
 
-    /// Sum of all priorities in units, as the root has it at this instant. O(1).
+    /// Sum of all masses in units, as the root has it at this instant. O(1).
     pub fn total(&self) -> u64 {
         match &*self.levels {
             [leaves] => leaves[0].read(Level::Leaves).sum(),
@@ -238,7 +238,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         }
     }
 
-    /// The smallest positive priority in units, `None` without one. Scans the leaves, except of nodes whose sum is 0, which may lag: O(capacity).
+    /// The smallest positive mass in units, `None` without one. Scans the leaves, except of nodes whose sum is 0, which may lag: O(capacity).
     pub fn min_positive(&self) -> Option<u64> {
         let sums = self.levels.get(1);
         let is_empty =

@@ -116,7 +116,7 @@ fn first_beyond(range: std::ops::Range<usize>, position: u64, units: impl Fn(usi
     (found, position - before)
 }
 
-/// A leaf's word: 39 bits of priority in units, then 25 bits of generation.
+/// A leaf's word: 39 bits of mass in units, then 25 bits of generation.
 ///
 /// The generation rises by one when an item takes the slot and by one when it leaves (modulo 2^25): odd is live,
 /// even is dead. A dead leaf has no units; a live one may have none, and is then never sampled. A stale id matches a
@@ -128,7 +128,7 @@ pub(super) const GENERATION_BITS: u32 = 25;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 impl Leaf {
-    /// The largest priority in units.
+    /// The largest mass in units.
     pub const MAX_UNITS: u64 = (1 << (u64::BITS - GENERATION_BITS)) - 1;
 
     /// A leaf without an item.

@@ -86,7 +86,7 @@ counters! {
 
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
-    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_priority`, after the exponent, is
+    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_mass`, after the exponent, is
     /// null for an order of items; `max_priority`, before the exponent, is null while none was above 0; the limiter counts
     /// items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
@@ -108,7 +108,7 @@ impl Table {
         let (leased_items, leases) = self.lease_stats();
         let mut stats = json!({
             "items": self.items.live(),
-            "items_with_priority": self.items.tree.live_with_mass(),
+            "items_with_mass": self.items.tree.live_with_mass(),
             "steps": steps,
             "bytes": bytes,
             "live_bytes": live_bytes,
@@ -122,7 +122,7 @@ impl Table {
             "without_writers_s": absence.as_secs_f64(),
             "last_writer": last_writer,
             "by_writer": self.writers.stats(),
-            "total_priority": (!self.config.sampler.is_ordered()).then(|| self.sampler.total(&self.items).priority),
+            "total_mass": (!self.config.sampler.is_ordered()).then(|| self.sampler.total(&self.items).mass),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),

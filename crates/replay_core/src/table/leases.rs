@@ -55,7 +55,7 @@ impl Table {
         let Some(credit) = sampled.credit.take() else { return sampled };
         let lasts = (request.lease_ms != SampleRequest::NO_END).then(|| Duration::from_millis(request.lease_ms.into()));
         let (number, items) = (random_number().max(1), sampled.items.len());
-        // Of a lease without an end, nothing depends on when it began.
+        // When a lease without an end began does not matter.
         let begun = lasts.is_none().then(system::now);
         lock(&self.leases).push(Lease { number, reader: reader.clone(), items, lasts, begun, credit });
         sampled.lease = number;

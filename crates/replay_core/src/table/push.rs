@@ -1,7 +1,7 @@
 //! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `stored` frees space, and
-//! `Table::place` inserts it.
+//! `Table::store` inserts it.
 //!
-//! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
+//! The writer's own lock is held throughout; the table's insert lock only while chunks and items are stored.
 //! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
 //!
 //! # Invariant
@@ -123,9 +123,9 @@ impl Table {
                 false => self.make_room(&mut arrivals, &size, &mut evicted),
                 true => self.check_room(&arrivals, &size),
             };
-            let placed = room.and_then(|enough| Ok(enough && self.place(&mut arrivals, &mut prepared)?));
-            if let Ok(true) = placed {
-                // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.
+            let stored = room.and_then(|enough| Ok(enough && self.store(&mut arrivals, &mut prepared)?));
+            if let Ok(true) = stored {
+                // Under the lock: after a panic before this the table fails, so stored chunks are never pushed again.
                 for chunk in &prepared.chunks {
                     writer.streams[chunk.stream as usize].push(chunk.span);
                 }
@@ -138,7 +138,7 @@ impl Table {
             }
             drop(arrivals);
             self.retire(&mut evicted);
-            match placed {
+            match stored {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(_) if self.is_queue() && self.free_left()? => {}
@@ -200,13 +200,13 @@ impl Table {
         kept as f64 / (inserted as f64 / items as f64).max(1.0)
     }
 
-    /// Puts a push in place, and counts it. Only under the insert lock. `Err` as of [`Self::place_chunks`].
-    fn place(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<bool> {
-        self.place_chunks(arrivals, push)?;
+    /// Stores a push, and counts it. Only under the insert lock. `Err` as of [`Self::store_chunks`].
+    fn store(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<bool> {
+        self.store_chunks(arrivals, push)?;
         let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
         let (mut inserted, mut largest) = (0, 0.0f64);
         let new = |_| History { born, times_sampled: 0 };
-        self.place_items(arrivals, &push.items, &push.chunks, new, |index, _| {
+        self.store_items(arrivals, &push.items, &push.chunks, new, |index, _| {
             largest = largest.max(push.items[index].raises);
             inserted += 1;
         });
@@ -218,8 +218,8 @@ impl Table {
         Ok(true)
     }
 
-    /// Puts chunks in place, and links them. Only under the insert lock. After an error none is in place; the caller retires their slots.
-    pub(super) fn place_chunks(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<()> {
+    /// Stores chunks, and links them. Only under the insert lock. After an error none is stored; the caller retires their slots.
+    pub(super) fn store_chunks(&self, arrivals: &mut Arrivals, push: &mut Prepared) -> Outcome<()> {
         if !push.chunks.iter_mut().all(|chunk| chunk.enter(&self.chunks)) {
             return Err(
                 "has no slot for another chunk beside the evicted ones that samples still pin; waiting for them".into(),
@@ -238,15 +238,15 @@ impl Table {
         Ok(())
     }
 
-    /// Inserts items, whose chunks are in the table, some from this push (`pushed`). Calls `placed` with index and id of each item.
+    /// Inserts items, whose chunks are in the table, some from this push (`pushed`). Calls `stored` with index and id of each item.
     /// The caller holds the insert lock.
-    pub(super) fn place_items(
+    pub(super) fn store_items(
         &self,
         arrivals: &mut Arrivals,
         items: &[PreparedItem],
         pushed: &[PreparedChunk],
         history: impl Fn(usize) -> History,
-        mut placed: impl FnMut(usize, ItemId),
+        mut stored: impl FnMut(usize, ItemId),
     ) {
         // The chunk of the last item: neighbours begin in the same one.
         let mut first: Option<(u64, Handle, PinnedChunk<'_>)> = None;
@@ -270,7 +270,7 @@ impl Table {
             if let Some(after) = arrivals.after_save_point.as_mut().filter(|after| after.taken == born) {
                 after.items.insert(id);
             }
-            placed(index, id);
+            stored(index, id);
         }
     }
 }

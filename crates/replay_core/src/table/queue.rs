@@ -6,7 +6,7 @@
 //!
 //! # Invariant
 //!
-//! No step of an unread item of a queue is evicted, nor of a leased one, nor of one that its connected writer may still complete.
+//! A queue evicts no step of an item that is unread, leased, or that its connected writer may still complete.
 
 use std::collections::HashSet;
 
@@ -35,7 +35,7 @@ impl Table {
         } else if bytes > limit {
             format!("{} of its capacity_bytes of {limit}", self.held.bytes())
         } else if self.items.free() < push.items {
-            format!("{} of its {capacity} places for items", self.items.live())
+            format!("{} of its {capacity} item slots", self.items.live())
         } else {
             return Ok(true);
         };
@@ -84,7 +84,7 @@ impl Table {
         self.retire(&mut freed);
     }
 
-    /// Frees read chunks of writers that are not connected, which complete none of their items. Returns whether there were any.
+    /// Frees read chunks of disconnected writers, which complete no more items. Returns whether there were any.
     pub(super) fn free_left(&self) -> Result<bool> {
         let connected: HashSet<u64> = self.writers.connected_serials();
         let mut freed = Vec::with_capacity(EVICTED_AT_ONCE);

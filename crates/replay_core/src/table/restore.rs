@@ -1,7 +1,7 @@
-//! A table from the records of a snapshot: all of it is checked before anything is stored, and then put in place as
-//! a whole (`place`), as pushes are. The file comes from outside, so it is checked as a push is.
+//! A table from the records of a snapshot: all of it is checked before anything is stored, and then stored as
+//! a whole (`store`), as pushes are. The file comes from outside, so it is checked as a push is.
 
-pub(crate) mod place;
+pub(crate) mod store;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

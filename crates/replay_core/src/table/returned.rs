@@ -88,10 +88,10 @@ impl Undelivered {
     }
 
     /// Ends the sampling, and gives back unused samples; of a part, the rate limiter keeps all that were admitted. Returns the credit of the rest.
-    pub fn sampled(mut self, is_part: bool) -> Option<Box<dyn SampleCredit>> {
+    pub fn sampled(mut self, is_share: bool) -> Option<Box<dyn SampleCredit>> {
         self.wakes = true;
         let table = self.table.clone();
-        if !is_part {
+        if !is_share {
             let unused = self.admitted.items - self.claims.len() as u32;
             table.limiter.give_back(self.admitted.split(unused));
         }

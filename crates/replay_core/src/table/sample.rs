@@ -2,8 +2,7 @@
 //!
 //! # Invariant
 //!
-//! A sample counts, and ends an item at `max_times_sampled`, once its batch is delivered; undelivered, it is taken
-//! back.
+//! A sample counts, and ends an item at `max_times_sampled`, once its batch is delivered; otherwise neither.
 
 use std::sync::Arc;
 
@@ -178,10 +177,10 @@ impl Table {
                 )));
             }
         }
-        let order = self.sampler.ranking().filter(|_| self.config.sampler.is_ordered());
-        let (live_items, min_probability) = match order {
-            Some(order) => {
-                sampling.take_in_order(order)?;
+        let ranking = self.sampler.ranking().filter(|_| self.config.sampler.is_ordered());
+        let (live_items, min_probability) = match ranking {
+            Some(ranking) => {
+                sampling.take_in_order(ranking)?;
                 (live, request.min_probability.then_some(1.0))
             }
             None => {
@@ -230,7 +229,7 @@ impl Table {
         let counts = total.units > 0 || self.is_massless()?;
         sampled.state = Some(ShareState {
             number: self.number(),
-            total_priority: total.priority,
+            total_mass: total.mass,
             items: if counts { self.items.live() } else { 0 },
             taken,
             allowance: if is_free { self.limiter.allowed() } else { 0.0 },

@@ -160,9 +160,9 @@ impl<'a> Sampling<'a> {
     fn take_in_stages(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         let mut candidates: VecDeque<Candidate<'a>> = VecDeque::with_capacity(4 * AHEAD);
-        for step in 0..leaves.len() + 4 * AHEAD {
-            let leaf_of = |stage: usize| step.checked_sub(stage * AHEAD).filter(|&leaf| leaf < leaves.len());
-            let taken = step.saturating_sub(4 * AHEAD);
+        for tick in 0..leaves.len() + 4 * AHEAD {
+            let leaf_of = |stage: usize| tick.checked_sub(stage * AHEAD).filter(|&leaf| leaf < leaves.len());
+            let taken = tick.saturating_sub(4 * AHEAD);
             if let Some(leaf) = leaf_of(0) {
                 items.prefetch(leaves[leaf].slot);
             }
@@ -200,10 +200,10 @@ impl<'a> Sampling<'a> {
         Ok(())
     }
 
-    /// Samples the first items of an order, each until it has no sample left.
-    pub(super) fn take_in_order(&mut self, order: &LockedRanking) -> Result<()> {
+    /// Samples the first items of a ranking, each until it has no sample left.
+    pub(super) fn take_in_order(&mut self, ranking: &LockedRanking) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        order.offer(self.batch.reserved, |id| {
+        ranking.offer(self.batch.reserved, |id| {
             let metadata = items.metadata(id.slot);
             let oldest = chunks.pin(metadata.oldest);
             self.take(Candidate { id, units: EQUAL_MASS, probability: 1.0, metadata, oldest })

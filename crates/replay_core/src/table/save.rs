@@ -162,7 +162,7 @@ impl Table {
         if self.is_queue() {
             times_sampled = times_sampled.min(self.config.max_times_sampled - 1);
         }
-        // All that was loaded is this item's, if it is still there.
+        // If the item is still there, all that was loaded is of it.
         if !self.items.confirm(id) || self.items.is_used_up(times_sampled) {
             return None;
         }

@@ -2,7 +2,7 @@
 //! parameters. Only the first call of a queue is tried, so that no later call overtakes it and a change wakes two calls, not all.
 //!
 //! [`PendingCall`] has the states of one call, without clock and I/O: when to attempt it, when to listen for changes, and how it ends.
-//! Between steps an in-process call sleeps on its thread, a server's request in its coroutine.
+//! Between polls an in-process call sleeps on its thread, a server's request in its coroutine.
 //!
 //! # Invariant
 //!
@@ -270,7 +270,7 @@ impl<E> PendingCall<E> {
     /// Attempts the call until it has ended, or is blocked with a listener that covers the whole attempt: then the caller sleeps until a
     /// change, or until [`Self::again`], and calls `step` again. `listen` makes a listener for the changes that may unblock the call at
     /// its current queue position.
-    pub fn step<T, L>(
+    pub fn poll<T, L>(
         &mut self,
         clock: impl Fn() -> Instant,
         listen: impl Fn(&Turn) -> Result<L, E>,
@@ -383,10 +383,10 @@ mod tests {
             }
         }
 
-        fn step(&mut self) -> Result<Attempt<u64, (WaitReason, event_listener::EventListener)>> {
+        fn poll(&mut self) -> Result<Attempt<u64, (WaitReason, event_listener::EventListener)>> {
             let now = self.clock.seconds.get();
             let (line, ready, attempts) = (self.line, self.ready, &mut self.attempts);
-            self.pending.step(
+            self.pending.poll(
                 || self.clock.at(now),
                 Turn::changed,
                 |last, turn| {
@@ -410,13 +410,13 @@ mod tests {
     fn a_blocked_call_looks_again_once_it_listens_and_ends_when_it_is_let_through() {
         let (line, clock) = (Arc::default(), clock());
         let mut call = Call::new(&line, &clock, None);
-        assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
+        assert!(matches!(call.poll().unwrap(), Attempt::Blocked(_)));
         assert_eq!(call.attempts, [false, false], "the second with a listener");
         let soon = clock.at(3) + Wait::CHECK_EVERY;
         assert_eq!(call.pending.again(clock.at(3), false), Some(soon));
         assert_eq!(call.pending.again(clock.at(3), true), None);
         clock.seconds.set(7);
-        assert!(matches!(call.step().unwrap(), Attempt::Ready(7)));
+        assert!(matches!(call.poll().unwrap(), Attempt::Ready(7)));
         assert_eq!(call.attempts.len(), 3);
     }
 
@@ -426,7 +426,7 @@ mod tests {
         let mut first = Call::new(&line, &clock, None);
         let mut second = Call::new(&line, &clock, Some(60));
         for call in [&mut first, &mut second] {
-            assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
+            assert!(matches!(call.poll().unwrap(), Attempt::Blocked(_)));
         }
         assert_eq!(second.pending.again(clock.at(0), false), Some(clock.at(60)));
         drop(first);
@@ -438,9 +438,9 @@ mod tests {
     fn at_its_end_a_blocked_call_fails() {
         let (line, clock) = (Arc::default(), clock());
         let mut call = Call::new(&line, &clock, Some(5));
-        assert!(matches!(call.step().unwrap(), Attempt::Blocked(_)));
+        assert!(matches!(call.poll().unwrap(), Attempt::Blocked(_)));
         clock.seconds.set(5);
-        let Err(Error::Deadline { waited_for }) = call.step() else {
+        let Err(Error::Deadline { waited_for }) = call.poll() else {
             panic!("its wait is over");
         };
         assert_eq!(*waited_for, "it rains".into());

@@ -66,7 +66,7 @@ pub struct TableWriter {
     last_push: LastPush,
     /// Name and version of the parameters that it makes its steps with, as far as they are known: not at first, nor after a restore.
     pub parameters: Option<(String, u64)>,
-    /// Queue of its pushes that wait for newer parameters, apart from the table's, where other writers would wait behind them.
+    /// Its pushes that wait for newer parameters: in the queue of the table other writers would wait behind them.
     pub outdated: Arc<WaitingLine>,
 }
 

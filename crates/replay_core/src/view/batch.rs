@@ -31,8 +31,7 @@ pub struct Array {
     /// Where items have different lengths: int64, the first element of each part and the end. The outermost level counts the parts of
     /// the next one, the last the values.
     pub offsets: Vec<Array>,
-    /// Of a slice of such an array the step: of the outermost offsets every one of this number begins an item, and the one after it ends
-    /// the item.
+    /// In a slice of such an array every `step`-th outermost offset begins an item, and the next offset ends it.
     pub step: Option<usize>,
 }
 

@@ -83,7 +83,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Unpacks observations into the slots of a buffer: `offset` gives the steps from the anchor to a slot's, or `None` for
+    /// Unpacks observations into the slots of a buffer: `offset` gives the steps from the anchor to a slot, or `None` for
     /// zeros. Slots before the episode's first observation are padded.
     pub(super) fn unpack_slots(
         &mut self,

@@ -12,7 +12,7 @@
 //!
 //! `next_observation` begins `shift` slots after `observation`, in every item of a batch. A full window has a shift of n. A
 //! window that an end cuts to k < n steps would need a shift of k, so a batch with one has no overlap: `next_observation`
-//! then has an array of its own. So it has where n >= stack; rows between the two are not unpacked. A terminated window whose
+//! then has its own array, as where n >= stack; rows between the two are not unpacked. A terminated window whose
 //! last observation never came keeps the shift of n. Each part of an observation has an array and a shift of its own.
 //!
 //! # Invariant

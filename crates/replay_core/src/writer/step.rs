@@ -65,8 +65,7 @@ pub struct StepBatch<'a> {
     /// `[streams]`: priorities of the items anchored at this step, before the exponent, within a float32's range; they
     /// override priorities from Q-values. Without either an item takes the table's largest priority.
     pub priority: Option<&'a [f64]>,
-    /// Version of the parameters that made the steps, in a table that names parameters; 0 is unknown. Another one than that of the steps
-    /// before begins new chunks.
+    /// Version of the parameters that made the steps, in a table that names parameters; 0 is unknown. Another version than before begins new chunks.
     pub version: u64,
 }
 

@@ -23,7 +23,7 @@ fn a_part_takes_what_the_limiter_admits_and_does_not_wait_for_min_size() {
     let state = sample_as(&table, &part(0, 0)).state.unwrap();
     let expected = ShareState {
         number: state.number,
-        total_priority: 2.0,
+        total_mass: 2.0,
         items: 2,
         taken: 0,
         allowance: 4.0,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use base::allocation::Room;
+use base::allocation::MemoryLeft;
 use event_listener::Listener;
 use replay_core::memory::{Memory, MemoryLimits, MemoryShare};
 use replay_core::replay::SampleRequest;
@@ -203,7 +203,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
 
 #[test]
 fn an_error_at_a_limit_that_nobody_set_says_where_it_comes_from() {
-    let share = MemoryShare { percent: 80, of: Room { bytes: 1_000_000, whose: "of the machine" } };
+    let share = MemoryShare { percent: 80, of: MemoryLeft { bytes: 1_000_000, whose: "of the machine" } };
     let limits =
         MemoryLimits { max_bytes: share.bytes(), receive_bytes: 0, share: Some(share), ..MemoryLimits::default() };
     let memory = Memory::new(limits);

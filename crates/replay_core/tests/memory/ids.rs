@@ -51,7 +51,7 @@ fn keys_from_elsewhere_are_stale() {
     let strange = [id ^ 1 << 48, id ^ 1 << 63, id + 1, id ^ 2, 1 << 30, u64::MAX, (1 << 49) - 1];
     let receipt = table.update_priorities(&strange, &[9.0; 7]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 7));
-    assert_eq!(table.stats()["total_priority"], 1.0);
+    assert_eq!(table.stats()["total_mass"], 1.0);
     assert!(strange.iter().all(|&id| table.report_corrupt(id, "").is_none()));
 }
 
@@ -62,11 +62,11 @@ fn first_key(table: &std::sync::Arc<Table>) -> u64 {
 }
 
 fn assert_stale(table: &Table, id: u64) {
-    let before = table.stats()["total_priority"].clone();
+    let before = table.stats()["total_mass"].clone();
     let receipt = table.update_priorities(&[id], &[9.0]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 1));
     assert_eq!(table.report_corrupt(id, ""), None);
-    assert_eq!(table.stats()["total_priority"], before);
+    assert_eq!(table.stats()["total_mass"], before);
     assert_eq!(stat(table, "stale_updates"), 1);
 }
 
@@ -137,12 +137,12 @@ fn a_bad_priority_among_good_ones_changes_nothing() {
     }
     let error = refusal(table.update_priorities(&ids, &[5.0]));
     assert!(matches!(error, Error::Schema { .. }));
-    assert_eq!(table.stats()["total_priority"], 2.0);
+    assert_eq!(table.stats()["total_mass"], 2.0);
     assert_eq!(table.stats()["max_priority"], 1.0);
     // Beyond what a priority can be is cut and counted; next to nothing stays drawable.
     table.update_priorities(&ids, &[f64::MAX, f64::MIN_POSITIVE]).unwrap();
     assert_eq!(stat(&table, "saturated_priorities"), 1);
-    assert_eq!(stat(&table, "items_with_priority"), 2);
+    assert_eq!(stat(&table, "items_with_mass"), 2);
 }
 
 #[test]

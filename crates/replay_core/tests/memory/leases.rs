@@ -166,7 +166,7 @@ fn an_iterator_of_this_process_returns_its_leases_at_its_end() {
     Actor::open(&table, 1).push_next(6);
     let replay: &dyn Replay<Error> = &*memory;
     let wait = base::wait::Wait::forever();
-    let mut channel: Box<dyn SampleChannel<Error>> = replay.sampler("t", leased(2, NO_END), 0).unwrap();
+    let mut channel: Box<dyn SampleChannel<Error>> = replay.samples("t", leased(2, NO_END), 0).unwrap();
     let mut next = || {
         let mut sampled = channel.next(&wait).unwrap();
         deliver(&mut sampled);

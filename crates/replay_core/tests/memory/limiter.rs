@@ -152,7 +152,7 @@ fn actors_and_learner_take_turns_to_the_end() {
             let mut writer = replay(&memory).open_writer("t", open(1), &Wait::forever()).unwrap();
             (0..ITEMS).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         });
-        let mut batches = replay(&memory).sampler("t", request(4), 1).unwrap();
+        let mut batches = replay(&memory).samples("t", request(4), 1).unwrap();
         // All but the slack: 2 * 500 items.
         for _ in 0..(2 * ITEMS - 8) / 4 {
             let batch = batches.next(&Wait::forever()).unwrap();

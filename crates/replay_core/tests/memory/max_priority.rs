@@ -20,7 +20,7 @@ fn newcomer(actor: &mut Actor) -> f64 {
 }
 
 fn total(table: &Table) -> f64 {
-    table.stats()["total_priority"].as_f64().unwrap()
+    table.stats()["total_mass"].as_f64().unwrap()
 }
 
 fn largest(table: &Table) -> Option<f64> {

@@ -164,7 +164,7 @@ fn between_two_sorts_the_first_rank_is_exact_and_probabilities_are_those_of_the_
 #[test]
 fn an_item_that_dies_or_is_updated_on_its_way_to_a_reader() {
     let once = TableConfig { max_times_sampled: 1, capacity: 8, ..config() };
-    let total = |table: &Table| table.stats()["total_priority"].as_f64().unwrap();
+    let total = |table: &Table| table.stats()["total_mass"].as_f64().unwrap();
     let of_ranks = |ranks: u32| {
         let shares = (1..=ranks).map(|rank| f64::from(rank).powf(-EXPONENT));
         shares.sum::<f64>()

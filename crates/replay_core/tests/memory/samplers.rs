@@ -43,11 +43,11 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
         let config = TableConfig { priority_exponent, ..ordered(sampler, 1) };
         let mut actor = Actor::open(&table(&config), 1);
         actor.push(chunk(0, &[4.0, 9.0, 0.0]));
-        let stats = actor.table.stats()["total_priority"].clone();
+        let stats = actor.table.stats()["total_mass"].clone();
         if let Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased = sampler {
             let part = SampleRequest { share: Some(BatchShare { take: 0 }), ..request(0) };
             let state = sample_as(&actor.table, &part).state.unwrap();
-            assert_eq!(Some(state.total_priority), stats.as_f64(), "{sampler:?}");
+            assert_eq!(Some(state.total_mass), stats.as_f64(), "{sampler:?}");
         }
         stats.as_f64()
     };
@@ -395,7 +395,7 @@ fn an_update_gives_no_mass_to_an_item_without_a_sample_left() {
     assert_eq!((receipt.applied, receipt.stale), (0, 1));
     assert_eq!(sampled().items[0].probability, 1.0);
     drop(under_way);
-    assert_eq!(table.stats()["total_priority"], 2.0);
+    assert_eq!(table.stats()["total_mass"], 2.0);
     table.check_at_rest().unwrap();
 }
 

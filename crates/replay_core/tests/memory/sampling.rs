@@ -105,7 +105,7 @@ fn as_the_current_maximum_is_the_largest_priority_ever_held() {
     let newest = |actor: &mut Actor, step: u64| {
         actor.push(Body::default().chunk(0, step, 1).window(0, step, (0, 0), None));
         let batch = sample(&actor.table, 64);
-        let total = actor.table.stats()["total_priority"].as_f64().unwrap();
+        let total = actor.table.stats()["total_mass"].as_f64().unwrap();
         (item_of(&batch, step).id, item_of(&batch, step).probability * total)
     };
     let (first, priority) = newest(&mut actor, 0);

@@ -227,7 +227,7 @@ fn keys_of_before_name_nothing_and_the_largest_priority_is_remembered() {
     let again = case.again();
     let mut actor = Actor::open(&again, 1);
     actor.push(Body::default().chunk(0, 0, 1).window(0, 0, (0, 0), None));
-    assert_eq!(again.stats()["total_priority"], 203.0);
+    assert_eq!(again.stats()["total_mass"], 203.0);
 }
 
 #[test]

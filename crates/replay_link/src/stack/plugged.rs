@@ -78,7 +78,7 @@ pub fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String
 pub struct StackName(&'static str);
 
 impl StackName {
-    /// The kernel's: TCP and Unix sockets.
+    /// The kernel: TCP and Unix sockets.
     pub const KERNEL: Self = StackName("kernel");
 
     /// The name.
@@ -86,7 +86,7 @@ impl StackName {
         self.0
     }
 
-    /// The stack of another crate; `None` for the kernel's.
+    /// The stack of another crate; `None` for the kernel.
     pub fn plugged(self) -> Option<&'static dyn PluggedStack> {
         plugged_in().into_iter().find(|stack| stack.name() == self.0)
     }

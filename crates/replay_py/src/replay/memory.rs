@@ -11,7 +11,7 @@ use replay_core::schema::TableConfig;
 use replay_link::error::Result;
 use replay_link::stack::Address;
 use replay_server::config::{HttpAddress, ServerConfig};
-use replay_server::plugin::ExtensionSettings;
+use replay_server::plugin::PluginSettings;
 use replay_server::process_memory;
 use replay_server::server::{RunningServer, Server};
 use replay_server::snapshots::file;
@@ -81,7 +81,7 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        let restored = wait::unlocked(slf.py(), || file::restore(&file::Machine, &memory, &path));
+        let restored = wait::unlocked(slf.py(), || file::restore(&file::LocalDisk, &memory, &path));
         // Restoring may have created tables.
         slf.as_super().get().decoders().clear();
         restored
@@ -122,7 +122,7 @@ impl PyMemory {
             trusted_network,
             io_threads,
             spin,
-            extensions: extensions(py, gradients)?,
+            plugins: plugins(py, gradients)?,
             http: http.map(str::parse).transpose().map_err(|error| error::to_python(py, error))?,
             snapshot,
             snapshot_every: snapshot_every.map(|every| wait::seconds(py, "snapshot_every", every)).transpose()?,
@@ -153,8 +153,8 @@ pub fn addresses(value: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     addresses.collect()
 }
 
-/// Settings of the server's extensions: gradient sums at a UDP address.
-pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
+/// Settings of the server's plug-ins: gradient sums at a UDP address.
+pub fn plugins(py: Python<'_>, gradients: Option<&str>) -> PyResult<PluginSettings> {
     let gradients = gradients.map(|at| arguments::parse(py, "gradients", at, UDP_ADDRESS)).transpose()?;
     let config = GradientsConfig { gradients, ..GradientsConfig::default() };
     config.settings().map_err(|error| error::to_python(py, error))

@@ -9,7 +9,7 @@ use toml::de::{DeTable, Deserializer, Error as TomlError};
 use toml::{Spanned, Table};
 
 use super::ServerConfig;
-use crate::plugin::{ExtensionSettings, SettingsType, plugged_in};
+use crate::plugin::{PluginSettings, SettingsType, plugged_in};
 use replay_link::error::{Error, Result};
 
 /// Similarity above which a name is proposed in place of another, as by clap for flags.
@@ -43,7 +43,7 @@ impl ServerConfig {
             Error::Config(format!("{origin}: {error}{others}{nearest}"))
         };
         let mut file = DeTable::parse(text).map_err(refuse)?;
-        let mut extensions = BTreeMap::new();
+        let mut plugins = BTreeMap::new();
         for (plugin, settings) in plugged_settings() {
             let (names, span) = (settings.names(), file.span());
             let own = names.iter().filter_map(|name| file.get_mut().remove_entry(name.as_str()));
@@ -52,13 +52,13 @@ impl ServerConfig {
             (settings.check)(Deserializer::from(own.clone())).map_err(refuse)?;
             let mut given = Table::deserialize(Deserializer::from(own)).map_err(refuse)?;
             given.extend(names.iter().filter_map(|name| overrides.remove_entry(name)));
-            extensions.insert(plugin, given);
+            plugins.insert(plugin, given);
         }
         ServerConfig::deserialize(Deserializer::from(file.clone())).map_err(refuse)?;
         let mut table = Table::deserialize(Deserializer::from(file)).map_err(refuse)?;
         table.extend(overrides);
         let config: ServerConfig = table.try_into().map_err(refuse)?;
-        Ok(ServerConfig { extensions: ExtensionSettings(extensions), ..config })
+        Ok(ServerConfig { plugins: PluginSettings(plugins), ..config })
     }
 }
 

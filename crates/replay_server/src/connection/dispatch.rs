@@ -1,4 +1,4 @@
-//! The handshake on a connection, with the messages of [`replay_wire::auth`], and where its requests go: to the service, within the connection's reply budget, or to a session with an extension.
+//! The handshake on a connection, with the messages of [`replay_wire::auth`], and where its requests go: to the service, within the connection's reply budget, or to a connection with an extension.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,24 +21,24 @@ use replay_wire::auth::{Authenticated, ChannelBinding};
 use replay_wire::{Extension, NO_REQUEST, ReplyBody, ReplySize, RequestBody, Role, decode_request};
 
 use super::{ConnectionHandler, Phase};
-use crate::plugin::{MAX_MESSAGE, Session};
+use crate::plugin::{ExtensionConnection, MAX_MESSAGE};
 use crate::reply_budget::{NoRoom, UnreadReplies};
 use crate::service::{NumberedTable, Service};
 
-/// One connection's requests and extension sessions.
+/// One connection's requests and extension connections.
 pub struct Dispatcher<'a> {
     service: &'a Service,
     unread: Rc<UnreadReplies>,
     phase: watch::Receiver<Phase>,
     reader: Reader,
-    /// Extension sessions, by extension name.
-    sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
+    /// Extension connections, by extension name.
+    connections: RefCell<Vec<(&'static str, Box<dyn ExtensionConnection>)>>,
 }
 
 impl<'a> Dispatcher<'a> {
-    /// For a new connection, which is `reader`, without sessions.
+    /// For a new connection, which is `reader`, without connections.
     pub fn new(service: &'a Service, unread: Rc<UnreadReplies>, phase: watch::Receiver<Phase>, reader: Reader) -> Self {
-        Dispatcher { service, unread, phase, reader, sessions: RefCell::default() }
+        Dispatcher { service, unread, phase, reader, connections: RefCell::default() }
     }
 
     /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
@@ -54,7 +54,7 @@ impl<'a> Dispatcher<'a> {
     ) -> Result<Attempt<ReplyBody>> {
         if let RequestBody::CallExtension(Extension { name, message }) = request {
             check_message(message, "send less")?;
-            let attempt = self.with_session(name, |session| session.attempt(message))??;
+            let attempt = self.with_extension(name, |connection| connection.attempt(message))??;
             if let Attempt::Ready(answer) = &attempt {
                 check_message(answer, "this is a fault of the extension")?;
             }
@@ -93,7 +93,7 @@ impl<'a> Dispatcher<'a> {
         }
         let changed: EventListener = match request {
             RequestBody::CallExtension(Extension { name, .. }) => {
-                self.with_session(name, |session| session.changed())?
+                self.with_extension(name, |connection| connection.changed())?
             }
             _ => turn.changed()?,
         };
@@ -110,18 +110,18 @@ impl<'a> Dispatcher<'a> {
         large.map_or(Ok(()), |large| self.unread.check(&large))
     }
 
-    /// Calls `work` with the session of an extension, which the first request starts.
-    fn with_session<T>(&self, name: &str, work: impl FnOnce(&mut dyn Session) -> T) -> Result<T> {
-        let mut sessions = self.sessions.borrow_mut();
-        let index = match sessions.iter().position(|(of, _)| *of == name) {
+    /// Calls `work` with the connection of an extension, which the first request starts.
+    fn with_extension<T>(&self, name: &str, work: impl FnOnce(&mut dyn ExtensionConnection) -> T) -> Result<T> {
+        let mut connections = self.connections.borrow_mut();
+        let index = match connections.iter().position(|(of, _)| *of == name) {
             Some(index) => index,
             None => {
                 let extension = self.service.extension(name)?.clone();
-                sessions.push((extension.name(), extension.session()));
-                sessions.len() - 1
+                connections.push((extension.name(), extension.connect()));
+                connections.len() - 1
             }
         };
-        Ok(work(&mut *sessions[index].1))
+        Ok(work(&mut *connections[index].1))
     }
 }
 
@@ -134,11 +134,11 @@ impl From<NoRoom> for WaitReason {
     fn from(full: NoRoom) -> Self {
         let sentence = match full {
             NoRoom::Own(bytes) => format!(
-                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of \
+                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's share of \
                  --reply-bytes"
             ),
             NoRoom::Role(bytes) => format!(
-                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's limit \
+                "{bytes} bytes of replies wait for clients of this role to read them, which is their share of the server's limit \
                  (--reply-bytes)"
             ),
         };
@@ -150,14 +150,14 @@ impl Drop for Dispatcher<'_> {
     fn drop(&mut self) {
         // Not at a shutdown, which ends all connections.
         if *self.phase.borrow() == Phase::Serving {
-            let sessions = self.sessions.get_mut().iter_mut();
-            sessions.for_each(|(_, session)| session.end());
+            let connections = self.connections.get_mut().iter_mut();
+            connections.for_each(|(_, connection)| connection.end());
         }
     }
 }
 
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns the role of the client's token; `None` if the client left. Errors are also sent to the
+    /// Runs the handshake, bound to the TLS connection of `channel_binding`. Returns the role of the client's token; `None` if the client left. Errors are also sent to the
     /// client.
     pub(super) async fn welcome<R, W>(
         &self,
@@ -222,7 +222,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Err(Error::protocol(reason.to_owned()));
         };
         let Authenticated { role, proof } = handshake.authenticate(&challenged, proof)?;
-        if let Err(busy) = self.slot.welcome(role) {
+        if let Err(busy) = self.permit.welcome(role) {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }

@@ -26,8 +26,7 @@ use crate::service::NumberedTable;
 /// Limit of requests between their first byte and the last byte of their reply. At the limit the connection is not read (TCP backpressure).
 const MAX_REQUESTS: usize = 64;
 
-/// Limit of the bytes of unanswered long frames. At the limit the connection is not read (TCP backpressure). A longer frame is received
-/// alone.
+/// Limit of the bytes of unanswered long frames. At the limit the connection is not read. A longer frame is received alone.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
 /// Longest frame that is received even at the byte limit: the pushes that occupy the memory may wait for a sample request.
@@ -55,7 +54,7 @@ pub struct ReceiveQuota<'a> {
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// Line of its frames, that of its table once it has opened a writer.
+    /// Line of its frames: the table's line once it has opened a writer.
     line: Line,
     writes: bool,
 }

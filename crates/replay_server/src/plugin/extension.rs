@@ -26,8 +26,8 @@ pub const MAX_MESSAGE: u64 = 16 << 10;
 pub trait Extension: Send + Sync {
     /// Name of its plug-in.
     fn name(&self) -> &'static str;
-    /// Starts a session for a new connection.
-    fn session(self: Arc<Self>) -> Box<dyn Session>;
+    /// Takes a new connection.
+    fn connect(self: Arc<Self>) -> Box<dyn ExtensionConnection>;
     /// Own address, for the server's ready line.
     fn address(&self) -> Option<String> {
         None
@@ -45,8 +45,8 @@ pub trait Extension: Send + Sync {
 }
 
 /// Requests of one connection. Dropped when the connection ends.
-pub trait Session {
-    /// One attempt at a request of at most [`MAX_MESSAGE`] bytes; a blocked one is tried again after [`Session::changed`].
+pub trait ExtensionConnection {
+    /// One attempt at a request of at most [`MAX_MESSAGE`] bytes; a blocked one is tried again after [`ExtensionConnection::changed`].
     ///
     /// # Errors
     /// The error to answer the request with.
@@ -115,15 +115,15 @@ fn table_of(settings: &impl Serialize) -> Result<Table> {
 
 /// Settings that were given to a server's plug-ins, by the plug-in's name.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct ExtensionSettings(pub(crate) BTreeMap<&'static str, Table>);
+pub struct PluginSettings(pub(crate) BTreeMap<&'static str, Table>);
 
-impl ExtensionSettings {
+impl PluginSettings {
     /// Settings of one plug-in.
     ///
     /// # Errors
     /// [`Error::Config`] for values that TOML does not have.
     pub fn of(name: &'static str, settings: &impl Serialize) -> Result<Self> {
-        Ok(ExtensionSettings([(name, table_of(settings)?)].into()))
+        Ok(PluginSettings([(name, table_of(settings)?)].into()))
     }
 
     /// The settings of a plug-in; those that were not given have their defaults.

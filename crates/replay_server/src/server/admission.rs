@@ -62,7 +62,7 @@ struct Handshake {
 }
 
 /// The limit under which a connection is counted until its end.
-pub struct Slot {
+pub struct Permit {
     admission: Arc<Admission>,
     held: Cell<Held>,
     /// Notified when the handshake has made room for another.
@@ -93,9 +93,9 @@ impl Admission {
         })
     }
 
-    /// Slot for an accepted connection's handshake or refusal; `None` to close the connection without a reply. `peer` is an IP address and
+    /// Permit for an accepted connection's handshake or refusal; `None` to close the connection without a reply. `peer` is an IP address and
     /// port, or the name of a local process, for which only the total limit applies.
-    pub fn accept(self: &Arc<Self>, peer: &str, now: Instant) -> Option<Slot> {
+    pub fn accept(self: &Arc<Self>, peer: &str, now: Instant) -> Option<Permit> {
         let displaced = Arc::new(Notify::new());
         let address = peer.parse::<SocketAddr>().ok().map(|peer| peer.ip());
         let mut admitted = lock(&self.admitted);
@@ -114,7 +114,7 @@ impl Admission {
             }
         };
         drop(admitted);
-        Some(Slot { admission: Arc::clone(self), held: Cell::new(held), displaced })
+        Some(Permit { admission: Arc::clone(self), held: Cell::new(held), displaced })
     }
 
     /// Waits until no connection is open, authenticated or not.
@@ -172,14 +172,14 @@ impl Held {
     }
 }
 
-impl Drop for Slot {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.held.get().end(&mut lock(&self.admission.admitted));
         self.admission.ended.notify(usize::MAX);
     }
 }
 
-impl Slot {
+impl Permit {
     /// Error for a refused connection.
     pub fn refusal(&self) -> Option<Error> {
         match self.held.get() {
@@ -188,7 +188,7 @@ impl Slot {
         }
     }
 
-    /// Whether the connection is authenticated: see [`Slot::welcome`].
+    /// Whether the connection is authenticated: see [`Permit::welcome`].
     pub fn is_welcome(&self) -> bool {
         matches!(self.held.get(), Held::Connection | Held::Operator)
     }
@@ -296,13 +296,13 @@ mod tests {
         Admission::new(&limits, 3)
     }
 
-    fn is_handshake(slot: Option<&Slot>) -> bool {
-        slot.is_some_and(|slot| slot.refusal().is_none())
+    fn is_handshake(permit: Option<&Permit>) -> bool {
+        permit.is_some_and(|permit| permit.refusal().is_none())
     }
 
-    fn is_displaced(slot: &Slot) -> bool {
+    fn is_displaced(permit: &Permit) -> bool {
         use futures_util::FutureExt;
-        slot.displaced().now_or_never().is_some()
+        permit.displaced().now_or_never().is_some()
     }
 
     #[test]
@@ -349,15 +349,15 @@ mod tests {
     fn strangers_occupy_no_connection_and_welcome_ones_no_handshake() {
         let (admission, now) = (admission(), Instant::now());
         let local = || admission.accept("process 1", now);
-        let welcome: Vec<Slot> = (0..3).map(|_| local().unwrap()).collect();
-        assert!(welcome.iter().all(|slot| slot.welcome(Role::Actor).is_ok()));
+        let welcome: Vec<Permit> = (0..3).map(|_| local().unwrap()).collect();
+        assert!(welcome.iter().all(|permit| permit.welcome(Role::Actor).is_ok()));
         let strangers: Vec<_> = (0..5).map(|_| local()).collect();
-        assert!(strangers.iter().all(|slot| is_handshake(slot.as_ref())));
+        assert!(strangers.iter().all(|permit| is_handshake(permit.as_ref())));
         let stranger = strangers[0].as_ref().unwrap();
         let error = stranger.welcome(Role::Learner).unwrap_err();
         assert!(error.to_string().contains("--max-connections"), "{error}");
         let refused: Vec<_> = (0..MAX_REFUSALS).map(|_| local().unwrap()).collect();
-        assert!(refused.iter().all(|slot| slot.refusal().is_some()));
+        assert!(refused.iter().all(|permit| permit.refusal().is_some()));
         assert!(local().is_none(), "closed without a reply");
         strangers[1].as_ref().unwrap().welcome(Role::Operator).unwrap();
         assert_eq!(admission.open(), 3 + 1 + 4);

@@ -24,7 +24,7 @@ use crate::config::{HttpAddress, ServerConfig};
 use crate::connection::Phase;
 use crate::plugin;
 use crate::snapshots::check_folder;
-use crate::snapshots::file::Machine;
+use crate::snapshots::file::LocalDisk;
 
 /// Default interval of snapshots.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(60);
@@ -195,7 +195,7 @@ impl Server {
             running.tasks.push(io_thread(&server, "http", false, serve)?);
         }
         if let Some(folder) = &config.snapshot {
-            server.restore_from(Box::new(Machine), folder)?;
+            server.restore_from(Box::new(LocalDisk), folder)?;
         }
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack.plugged() {

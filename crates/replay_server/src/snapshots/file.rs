@@ -26,7 +26,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let target = replaceable(path).map_err(cannot_write(path))?;
-    save_as(&Machine, &target, 0o666, None, |out| snapshot::save(memory, out)).map(drop)
+    save_as(&LocalDisk, &target, 0o666, None, |out| snapshot::save(memory, out)).map(drop)
 }
 
 /// [`save`] for a server on `disk`: see [`snapshot::save_server`]. Only this user can read the file. Returns its size in bytes. Fails soon
@@ -203,9 +203,9 @@ pub trait DiskFile: Write {
 const LOCK: &str = "lock";
 
 /// The disks of this machine.
-pub struct Machine;
+pub struct LocalDisk;
 
-impl Disk for Machine {
+impl Disk for LocalDisk {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
         make_folder(folder)?;
         let path = folder.join(LOCK);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use base::wait::Wait;
 use bytes::Bytes;
 use event_listener::{Event, EventListener};
-use replay_client::session::ExtensionSession;
+use replay_client::extension::ExtensionClient;
 use replay_client::{Client, ConnectOptions, connect};
 use replay_core::replay::Replay;
 use replay_core::table::Attempt;
@@ -52,7 +52,7 @@ impl Plugin for Plug {
         "this server adds nothing up: start it with --adder".to_owned()
     }
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
-        let started = config.extensions.get::<AdderConfig>("adder").is_ok_and(|own| own.adder);
+        let started = config.plugins.get::<AdderConfig>("adder").is_ok_and(|own| own.adder);
         Ok(started.then(|| Arc::<Adder>::default() as Arc<dyn Extension>))
     }
 }
@@ -61,7 +61,7 @@ impl Extension for Adder {
     fn name(&self) -> &'static str {
         "adder"
     }
-    fn session(self: Arc<Self>) -> Box<dyn Session> {
+    fn connect(self: Arc<Self>) -> Box<dyn ExtensionConnection> {
         self.members.fetch_add(1, Ordering::Relaxed);
         Box::new(Member(self))
     }
@@ -81,7 +81,7 @@ impl Extension for Adder {
 
 struct Member(Arc<Adder>);
 
-impl Session for Member {
+impl ExtensionConnection for Member {
     fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
         let [number] = message[..] else {
             return Err(Error::Extension("adder: one byte, please".to_owned()));
@@ -126,7 +126,7 @@ mod echo {
         fn name(&self) -> &'static str {
             "echo"
         }
-        fn session(self: Arc<Self>) -> Box<dyn Session> {
+        fn connect(self: Arc<Self>) -> Box<dyn ExtensionConnection> {
             Box::new(Echo)
         }
         fn stats(&self) -> Value {
@@ -134,7 +134,7 @@ mod echo {
         }
     }
 
-    impl Session for Echo {
+    impl ExtensionConnection for Echo {
         fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
             Ok(Attempt::Ready(message.clone()))
         }
@@ -157,16 +157,16 @@ fn serve(settings: &str) -> RunningServer {
     start(&ServerConfig { tables: config(table()).tables, ..read }).unwrap()
 }
 
-fn ask(session: &mut ExtensionSession, number: &'static [u8], within: Duration) -> Result<Bytes> {
+fn ask(extension: &mut ExtensionClient, number: &'static [u8], within: Duration) -> Result<Bytes> {
     let until = Instant::now() + Duration::from_secs(60);
     let due = Instant::now() + within;
     let late = || Error::Interrupted;
-    session.call(&number.into(), due, until, &Wait::forever(), late)
+    extension.call(&number.into(), due, until, &Wait::forever(), late)
 }
 
-fn open(client: &Client, extension: &'static str) -> ExtensionSession {
+fn open(client: &Client, extension: &'static str) -> ExtensionClient {
     let until = Instant::now() + Duration::from_secs(60);
-    ExtensionSession::open(client.dialer(), extension, until, &Wait::forever()).unwrap()
+    ExtensionClient::open(client.dialer(), extension, until, &Wait::forever()).unwrap()
 }
 
 #[test]
@@ -210,15 +210,15 @@ fn a_server_without_a_service_says_how_to_get_it() {
 }
 
 #[test]
-fn a_session_whose_handshake_breaks_begins_all_the_same() {
+fn a_connection_whose_handshake_breaks_begins_all_the_same() {
     let server = serve("adder = true");
     for ending in [Ending::End, Ending::Reset, Ending::Hang] {
         let relay = BreakingRelay::start(port(&server), 100, ending);
         let options = patient(ConnectOptions::default());
         let client = connect(&relay.address("innet"), options).unwrap();
         assert_eq!(relay.connections(), 2);
-        let mut session = open(&client, "adder");
+        let mut extension = open(&client, "adder");
         assert_eq!(relay.connections(), 4);
-        ask(&mut session, &[1], Duration::ZERO).unwrap();
+        ask(&mut extension, &[1], Duration::ZERO).unwrap();
     }
 }

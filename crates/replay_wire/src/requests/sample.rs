@@ -109,7 +109,7 @@ fn each<T>(items: &[SampledItem], field: impl Fn(&SampledItem) -> T) -> Vec<T> {
 fn read_state(from: wire::share_state::Reader<'_>) -> ShareState {
     ShareState {
         number: from.get_number(),
-        total_priority: from.get_total_priority(),
+        total_mass: from.get_total_mass(),
         items: from.get_items(),
         taken: from.get_taken(),
         allowance: from.get_allowance(),
@@ -122,7 +122,7 @@ fn read_state(from: wire::share_state::Reader<'_>) -> ShareState {
 
 fn write_state(state: &ShareState, mut out: wire::share_state::Builder<'_>) {
     out.set_number(state.number);
-    out.set_total_priority(state.total_priority);
+    out.set_total_mass(state.total_mass);
     out.set_items(state.items);
     out.set_taken(state.taken);
     out.set_allowance(state.allowance);

@@ -251,7 +251,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                     min,
                     state: state.map(|(number, items, taken, holds_pushes, min_size, max_times_sampled)| ShareState {
                         number,
-                        total_priority: items as f64,
+                        total_mass: items as f64,
                         items,
                         taken,
                         allowance: f64::INFINITY,

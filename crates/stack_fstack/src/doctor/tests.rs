@@ -58,8 +58,8 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
     machine.findings(&Config::default())
 }
 
-fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
-    findings.iter().find(|finding| finding.part == name).unwrap()
+fn check<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+    findings.iter().find(|finding| finding.check == name).unwrap()
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_machine_with_everything() {
     let findings = changed(&[]);
     assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
     assert!(findings.iter().all(|finding| finding.to_do.is_empty()));
-    let found = |name| part(&findings, name).found.clone();
+    let found = |name| check(&findings, name).found.clone();
     assert_eq!(found("hugepages"), "500 of 512 free, at /dev/hugepages");
     assert_eq!(found("network card"), "0000:03:00.0 (vfio-pci)");
 }
@@ -77,9 +77,9 @@ fn missing(changes: &[(&str, &'static str)]) -> (&'static str, String, String) {
     let findings = changed(changes);
     let missing: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
     let [one] = missing[..] else {
-        panic!("one part is to be missing: {missing:?}");
+        panic!("one check is to fail: {missing:?}");
     };
-    (one.part, one.found.clone(), one.to_do.clone())
+    (one.check, one.found.clone(), one.to_do.clone())
 }
 
 #[test]
@@ -97,16 +97,16 @@ fn each_part_that_is_missing_says_what_to_do() {
         (
             &[(&driver, "-> ../../../drivers/i40e")],
             "network card",
-            "is DPDK's: 0000:03:00.0 (i40e)",
+            "no network card: 0000:03:00.0 (i40e)",
             "--bind=vfio-pci ADDRESS",
         ),
         (&[(&class, "0x010000")], "network card", "none on PCI", "memif"),
         (&[("dev/vfio/vfio", "gone")], "network card", "without /dev/vfio/vfio", "give the container /dev/vfio"),
         (&[("proc/self/status", user)], "rights", "without cap_net_admin, cap_ipc_lock", "setcap"),
     ];
-    for (changes, part, found, to_do) in cases {
+    for (changes, check, found, to_do) in cases {
         let told = missing(changes);
-        assert_eq!(told.0, part);
+        assert_eq!(told.0, check);
         assert!(told.1.contains(found), "{told:?}");
         assert!(told.2.contains(to_do), "{told:?}");
     }
@@ -121,7 +121,7 @@ fn each_driver_that_hands_a_card_over_does() {
             _ => "-> ../../../drivers/i40e",
         };
         let findings = changed(&[(&format!("{CARD}/driver"), link)]);
-        assert_eq!(part(&findings, "network card").ok, ok, "{driver}");
+        assert_eq!(check(&findings, "network card").ok, ok, "{driver}");
     }
 }
 
@@ -133,7 +133,7 @@ fn what_the_devices_do_not_need_is_not_missing() {
         fs::write(file.path(), text).unwrap();
         let findings = machine.findings(&Config::read(file.path()).unwrap());
         let missing = findings.iter().filter(|finding| !finding.ok);
-        missing.map(|finding| finding.part).collect::<Vec<_>>()
+        missing.map(|finding| finding.check).collect::<Vec<_>>()
     };
     let common = "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\n";
     assert_eq!(missing(common), ["hugepages", "network card", "rights"]);
@@ -182,8 +182,8 @@ fn a_bare_machine_misses_all_but_what_it_is() {
     (machine.release, machine.cores) = (None, 1);
     let findings = machine.findings(&Config::default());
     assert!(findings.iter().all(|finding| !finding.ok && !finding.to_do.is_empty()));
-    assert!(part(&findings, "F-Stack support").to_do.contains("feature `fstack`"));
-    assert!(part(&findings, "cores").to_do.contains("idle_sleep"));
+    assert!(check(&findings, "F-Stack support").to_do.contains("feature `fstack`"));
+    assert!(check(&findings, "cores").to_do.contains("idle_sleep"));
 }
 
 #[test]

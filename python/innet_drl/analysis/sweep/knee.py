@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from innet_drl.analysis.sweep.point import NUMBERS, Point
+from innet_drl.analysis.sweep.point import SWEPT, Point
 
 ELASTICITY = 0.5
 """Elasticity at the knee: 10 % more actors or threads give 5 % more frames."""
@@ -53,7 +53,7 @@ def curve_of(points: Sequence[Point], name: str) -> list[Point]:
     """Returns the longest series of points that differ only in `name`, sorted by it; of equal length, the highest."""
     curves: dict[tuple[int, ...], list[Point]] = {}
     for point in points:
-        others = tuple(getattr(point, other) for other in NUMBERS if other != name)
+        others = tuple(getattr(point, other) for other in SWEPT if other != name)
         curves.setdefault(others, []).append(point)
     longest = max(curves.values(), key=lambda curve: (len(curve), max(point.frames_per_s for point in curve)))
     return sorted(longest, key=lambda point: int(getattr(point, name)))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, least_squares, nnls
 
-from innet_drl.analysis.sweep.point import NUMBERS, Point
+from innet_drl.analysis.sweep.point import SWEPT, Point
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.observe.stopwatch import MEMORY, WAITING
 from innet_drl.train.settings.config import Config
@@ -38,7 +38,7 @@ MOST_ACTORS_PER_THREAD = 8
 
 
 @dataclass(frozen=True)
-class Services:
+class ServiceTimes:
     """Service times in seconds on an idle machine."""
 
     environment: tuple[float, float]
@@ -99,7 +99,7 @@ class Model:
         frames_per_step: Environment frames of an agent step.
     """
 
-    services: Services
+    services: ServiceTimes
     config: Config
     frames_per_step: int
 
@@ -251,11 +251,11 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> dict[
     return {
         "left_out_error_median": statistics.median(error for error, _ in errors),
         "left_out_error_largest": largest,
-        "largest_at": dict(zip(NUMBERS, key, strict=True)),
+        "largest_at": dict(zip(SWEPT, key, strict=True)),
     }
 
 
-def _direct(points: Sequence[Point], gpus: int) -> Services:
+def _direct(points: Sequence[Point], gpus: int) -> ServiceTimes:
     """Directly measured service times, before the fit."""
     # Waits for the memory include waits for the replay ratio: the smallest share of all points is closest to transfer.
     transfer = min(_share(point.actor.shares, "write", MEMORY, "parameters") for point in points)
@@ -272,7 +272,7 @@ def _direct(points: Sequence[Point], gpus: int) -> Services:
     gpu = [(point.gpu or 0.0) / point.updates_per_s if gpus else 0.0 for point in points]
     # The minimum, because contention only lengthens updates.
     least = min(update - part for update, part in zip(updates, gpu, strict=True))
-    return Services(
+    return ServiceTimes(
         environment=environment,
         inference=inference,
         transfer=transfer * statistics.median(point.actor.processor_s for point in points),

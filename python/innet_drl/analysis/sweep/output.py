@@ -13,7 +13,7 @@ import numpy as np
 from innet_drl.analysis import pictures
 from innet_drl.analysis.repeats import NOISY, SPREAD, spread, unsteady, write_csv
 from innet_drl.analysis.sweep.knee import curve_of
-from innet_drl.analysis.sweep.point import NUMBERS, ROLES, Key, Point, combined
+from innet_drl.analysis.sweep.point import ROLES, SWEPT, Key, Point, combined
 from innet_drl.analysis.sweep.sweep_file import Machine, Sweep
 from innet_drl.train.observe.display import aligned
 
@@ -129,7 +129,7 @@ def draw(sweep: Sweep, path: Path) -> None:
     """
     rows = [row for row in ROWS if any(getattr(sweep.measured[0], name) is not None for name in ROWS[row].values())]
     n = " or ".join(map(str, sorted({len(repeats) for repeats in sweep.repeats.values()})))
-    several = [name for name in NUMBERS if len(curve_of(sweep.points, name)) > 1] or NUMBERS[:1]
+    several = [name for name in SWEPT if len(curve_of(sweep.points, name)) > 1] or SWEPT[:1]
     style: dict[Any, object] = {"lines.markersize": 4, "errorbar.capsize": 3}
     with pictures.drawing(path, 2.4 * len(several), 0.5 + 2.6 * len(rows), style) as figure:
         figure.suptitle(f"{sweep.config.environment_name}: median and spread of n = {n}")
@@ -137,7 +137,7 @@ def draw(sweep: Sweep, path: Path) -> None:
             curve = curve_of(sweep.points, swept)
             spreads = [[combined(sweep.repeats[point.key], of) for point in curve] for of in SPREAD.values()]
             numbers = [getattr(point, swept) for point in curve]
-            others = ", ".join(f"{getattr(curve[0], other)} {other}" for other in NUMBERS if other != swept)
+            others = ", ".join(f"{getattr(curve[0], other)} {other}" for other in SWEPT if other != swept)
             for axis, row in zip(across, rows, strict=True):
                 for label, attribute in ROWS[row].items():
                     values = np.array([[getattr(point, attribute) for point in points] for points in spreads], float)

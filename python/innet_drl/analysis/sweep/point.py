@@ -29,7 +29,7 @@ from innet_drl.launch.launcher import (
 )
 from innet_drl.train.errors import ProcessError
 from innet_drl.train.observe.cost import EnergyCounters, OtherPrograms, ProcessorTime, gpu_uuids
-from innet_drl.train.observe.metrics import Metrics, parts
+from innet_drl.train.observe.metrics import Metrics, values_of
 from innet_drl.train.settings.config import Config
 
 REPORT_SECONDS = 0.5
@@ -46,12 +46,12 @@ NEAR_RATIO = 0.1
 """Relative error of the replay ratio below which the warm-up ends: the faster side then waits for the other."""
 LONGEST_WARM_UP = 10.0
 """Longest warm-up, as a multiple of `--warm-up`; the point then has another ratio."""
-NUMBERS = ("actors", "threads", "environments")
+SWEPT = ("actors", "threads", "environments")
 """Numbers that a sweep varies."""
 ROLES = ("actor", "learner")
 
 Key = tuple[int, int, int]
-"""The `NUMBERS` of a point."""
+"""The `SWEPT` of a point."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Watch(train.Callback):
         """Mean shares, weighted by the seconds of the lines."""
         sums: dict[str, float] = {}
         for before, line in zip(self._lines, self._lines[1:], strict=False):
-            for activity, share in parts(line, name).items():
+            for activity, share in values_of(line, name).items():
                 sums[activity] = sums.get(activity, 0.0) + share * (line["time_s"] - before["time_s"])
         total = sum(sums.values())
         return {activity: round(value / total, 4) for activity, value in sums.items()} if total else {}

@@ -22,7 +22,7 @@ from innet_drl.analysis.repeats import shuffled
 from innet_drl.analysis.sweep import output
 from innet_drl.analysis.sweep.knee import curve_of, knee, quality, recommended
 from innet_drl.analysis.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
-from innet_drl.analysis.sweep.point import NUMBERS, Key, Point, combined, measure, settings_of
+from innet_drl.analysis.sweep.point import SWEPT, Key, Point, combined, measure, settings_of
 from innet_drl.analysis.sweep.sweep_file import Sweep, this_machine
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments, preset
@@ -187,7 +187,7 @@ def results(sweep: Sweep) -> dict[str, Any]:
     errors = left_out_errors(points, sweep.config, sweep.gpus)
     multiprocessors = sweep.machine.multiprocessors
     threads = best.threads if found["threads"] is None else found["threads"]
-    chosen = {name: getattr(best, name) for name in NUMBERS}
+    chosen = {name: getattr(best, name) for name in SWEPT}
     return {
         "knee": found,
         "threads_per_sm": round(threads / multiprocessors, 4) if multiprocessors else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import functools
 import threading
 from dataclasses import dataclass
@@ -28,8 +29,13 @@ from innet_drl.train.learn.data_parallel import SharedGradients
 from innet_drl.train.networks import Network, make_network, published, space_to_depth
 from innet_drl.train.observe.metrics import Meter
 from innet_drl.train.observe.stopwatch import Stopwatch
-from innet_drl.train.settings.machine import cores, keep_freed_memory
+from innet_drl.train.settings.machine import cores
 from innet_drl.train.settings.slices import LearnerSettings
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+_KEPT_BYTES = 1 << 30
+"""Size above which freed blocks are returned to the kernel."""
 
 
 class BatchWithTargets(TorchBatch):
@@ -105,7 +111,7 @@ class Learner:
         self.spec = spec
         self.device = choose_device(config, number)
         if self.device.type == "cpu" and spec.is_image:
-            keep_freed_memory()
+            _keep_freed_memory()
         self.loss = losses.make_loss(config)
         self.network = make_network(config, spec).to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
@@ -383,3 +389,15 @@ def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     arriving.copy_(values, non_blocking=True)
     return arriving, torch.cuda.current_stream(values.device).record_event()
+
+
+def _keep_freed_memory() -> None:
+    """Keeps freed memory in this process, if the C library is glibc.
+
+    glibc returns large blocks to the kernel, which zeroes each page of the next allocation: a fifth of an update on 128
+    stacks of frames.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            mallopt(parameter, _KEPT_BYTES)

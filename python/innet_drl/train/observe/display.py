@@ -23,7 +23,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from innet_drl.train.observe.metrics import METRICS, Metrics, parts
+from innet_drl.train.observe.metrics import METRICS, Metrics, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
 
 SMALLEST_PAGE = (80, 22)
 """Smallest terminal, in columns and rows, for the page with log lines above it; smaller ones get plain lines."""
-NUMBERS = (
+SHOWN = (
     ("time_s", "seconds_left"),
     ("agent_steps", "agent_steps_per_s"),
     ("learner_updates", "learner_updates_per_s"),
@@ -300,9 +300,9 @@ class Page(Display):
 
     def _render(self, metrics: Metrics, note: str) -> Panel:
         numbers = Table.grid(padding=(0, 4))
-        for row in NUMBERS:
+        for row in SHOWN:
             numbers.add_row(*(_cell(name, shown(name, metrics.get(name))) for name in row))
-        several = [_cell(name, _values(name, parts(metrics, name))) for name in SEVERAL]
+        several = [_cell(name, _values(name, values_of(metrics, name))) for name in SEVERAL]
         return Panel(Group(numbers, *several, Text(note, style="italic")), title=self.title)
 
 

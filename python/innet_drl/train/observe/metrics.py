@@ -77,7 +77,7 @@ METRICS = {
 """Metrics by name, in the order of a line; docs/reference/statistics.md defines each exactly."""
 
 
-def parts(metrics: Metrics, name: str) -> dict[str, float]:
+def values_of(metrics: Metrics, name: str) -> dict[str, float]:
     """Returns the values of a metric of several values, by key."""
     return {key: value for each, value in metrics.items() for metric, _, key in [each.partition("/")] if metric == name}
 
@@ -386,7 +386,7 @@ class MemoryCounters:
         meter.record("replay_steps", table["steps"])
         meter.record("replay_bytes", table["bytes"])
         meter.record("stale_updates", table["stale_updates"])
-        meter.record("priority_total", table.get("total_priority"))
+        meter.record("priority_total", table.get("total_mass"))
         meter.record("priority_max", table.get("max_priority"))
         meter.record("samples_per_insert", now["sampled_items"] / max(now["inserted_items"], 1))
         # Recorded as a probability, which is 1 over the items if all are sampled alike.

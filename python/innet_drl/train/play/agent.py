@@ -112,8 +112,8 @@ def _load(folder: RunFolder, *, best: bool) -> Agent:
     environment.close()
     load_network(network, "average.", checkpoint.tensors)
     state = checkpoint.state
-    moment = state if best else {**state["meter"], "learner_updates": state["learner"]["updates"]}
-    return Agent(config, network, environment, checkpoint.path, moment["agent_steps"], moment["learner_updates"])
+    counts = state if best else {**state["meter"], "learner_updates": state["learner"]["updates"]}
+    return Agent(config, network, environment, checkpoint.path, counts["agent_steps"], counts["learner_updates"])
 
 
 def _leading(space: spaces.Space[Any], observation: Any, name: str = "the observation") -> tuple[int, ...]:

@@ -39,9 +39,9 @@ class EvaluatedAgent:
 
     def report(self, evaluation: Evaluation) -> dict[str, Any]:
         """Returns its evaluation with steps and updates, as plain JSON values."""
-        moment = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
+        counts = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
         means = {"mean": evaluation.mean, "standard_error": evaluation.standard_error}
-        return {**moment, **means, **dataclasses.asdict(evaluation)}
+        return {**counts, **means, **dataclasses.asdict(evaluation)}
 
 
 def best_mean(folder: RunFolder) -> float | None:

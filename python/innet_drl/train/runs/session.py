@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import psutil
+
 from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train.callbacks import Callback, StopTraining
 from innet_drl.train.observe.display import Display
@@ -19,7 +21,6 @@ from innet_drl.train.observe.metrics import Meter, Totals
 from innet_drl.train.observe.stopwatch import Stopwatch
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.settings.config import Config
-from innet_drl.train.settings.machine import file_position
 
 logger = logging.getLogger(__name__)
 
@@ -136,3 +137,9 @@ class Session:
         logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
         if self._activity is not None and self._activity[2]:
             raise _Interrupted
+
+
+def file_position(path: Path) -> int:
+    """Returns this process's position in an open file; 0 while it is not open."""
+    wanted = str(path.resolve())
+    return next((int(file.position) for file in psutil.Process().open_files() if file.path == wanted), 0)

@@ -1,9 +1,8 @@
-"""The machine and its software, freed memory, and positions in open files."""
+"""The machine and its software."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import os
 import platform
@@ -14,18 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import innet_drl as innet
 
 PACKAGES = ("numpy", "torch", "gymnasium", "ale-py")
 """Distributions whose versions matter to a run."""
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
-_KEPT_BYTES = 1 << 30
-"""Size above which freed blocks are returned to the kernel."""
 
 
 def description() -> dict[str, Any]:
@@ -82,21 +73,3 @@ def cores() -> int:
     """Returns the cores available to this process: fewer than the machine's under `taskset` or in a container."""
     # macOS has no affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Keeps freed memory in this process, if the C library is glibc.
-
-    glibc returns large blocks to the kernel, which zeroes each page of the next allocation: a fifth of an update on 128
-    stacks of frames.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-            mallopt(parameter, _KEPT_BYTES)
-
-
-def file_position(path: Path) -> int:
-    """Returns this process's position in an open file; 0 while it is not open."""
-    wanted = str(path.resolve())
-    return next((int(file.position) for file in psutil.Process().open_files() if file.path == wanted), 0)

@@ -38,7 +38,7 @@ impl ShardedSamples {
         if items < min_size && !self.holds_pushes() {
             return Ok(Some(self.on_servers(format!("has {items} items of the {min_size} that min_size asks for"))));
         }
-        if self.states().any(|state| state.total_priority > 0.0) {
+        if self.states().any(|state| state.total_mass > 0.0) {
             return Ok(None);
         }
         if items > 0 && self.states().all(|state| state.max_times_sampled == 0) {
@@ -83,7 +83,7 @@ impl ShardedSamples {
     fn missing(&self, batches: usize) -> f64 {
         let taking: f64 = self.links.iter().map(ShardLink::taking).sum();
         let wanted = f64::from(self.request.count) * batches as f64;
-        if self.limits() { (wanted - self.credit as f64 - taking).max(0.0) } else { 0.0 }
+        if self.limits() { (wanted - self.paid as f64 - taking).max(0.0) } else { 0.0 }
     }
 
     /// Samples that all rate limiters together would admit now.
@@ -93,7 +93,7 @@ impl ShardedSamples {
 
     /// Samples that a short batch may have now.
     pub(super) fn short_of(&self, most: u32) -> u32 {
-        let admitted = self.available() + self.credit as f64;
+        let admitted = self.available() + self.paid as f64;
         if self.limits() { admitted.clamp(0.0, most.into()) as u32 } else { most }
     }
 
@@ -105,7 +105,7 @@ impl ShardedSamples {
 
     /// Whether the samples taken suffice for so many items.
     pub(super) fn pays_for(&self, items: usize) -> bool {
-        !self.limits() || self.credit >= items as i64
+        !self.limits() || self.paid >= items as i64
     }
 
     /// Whether the servers are asked again without a pause: the last answers brought something, and there is more.

@@ -56,8 +56,8 @@ pub const EQUAL_MASS: u64 = 1;
 pub struct Total {
     /// Units of all items: the probability of one is its units over these.
     pub units: u64,
-    /// The sum of their priorities, after the exponent: 1 for each item where masses are equal.
-    pub priority: f64,
+    /// The sum of their masses: 1 for each item where masses are equal.
+    pub mass: f64,
 }
 
 /// Interface of a sampler to its table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
@@ -110,7 +110,7 @@ pub trait ItemSampler: Send + Sync {
     /// [`SumTree::sample_batch`]: crate::sum_tree::SumTree::sample_batch
     fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
         let units = items.tree.sample_batch(targets, chosen);
-        Total { units, priority: (units / EQUAL_MASS) as f64 }
+        Total { units, mass: (units / EQUAL_MASS) as f64 }
     }
 
     /// The fewest units of an item that [`Self::choose`] can choose; `None` without one.
@@ -188,7 +188,7 @@ impl ItemSampler for Prioritized {
 
     fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
         let units = items.tree.sample_batch(targets, chosen);
-        Total { units, priority: items.tree.from_units(units) }
+        Total { units, mass: items.tree.from_units(units) }
     }
 
     fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {

@@ -71,7 +71,7 @@ impl ItemSampler for RankBased {
                 units: self.units(index),
             }));
         }
-        Total { units, priority: units as f64 / FIRST as f64 }
+        Total { units, mass: units as f64 / FIRST as f64 }
     }
 
     fn fewest_units(&self, _: &Items) -> Option<u64> {

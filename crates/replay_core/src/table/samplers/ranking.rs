@@ -183,11 +183,11 @@ impl ItemSampler for LockedRanking {
     }
 }
 
-/// An order under its lock, which a snapshot holds for one copy of all changes, others for a few items.
+/// A ranking under its lock, which a snapshot holds for one copy of all changes, others for a few items.
 pub struct LockedRanking(Mutex<Ranking>);
 
 impl LockedRanking {
-    /// An order with room for an item in each slot of a table.
+    /// A ranking with room for an item in each slot of a table.
     pub fn new(config: &TableConfig, by: RankBy) -> Self {
         let slots = 0..config.capacity as u32;
         LockedRanking(Mutex::new(Ranking {
@@ -212,12 +212,12 @@ impl LockedRanking {
     pub fn offer(&self, mut count: u32, mut take: impl FnMut(ItemId) -> Result<Taken>) -> Result<()> {
         while count > 0 {
             // Locked until the item is taken: no other sample may remove it after it was put back.
-            let mut order = self.lock();
-            let Some(id) = order.at(0) else { break };
+            let mut ranking = self.lock();
+            let Some(id) = ranking.at(0) else { break };
             let taken = take(id)?;
             count -= u32::from(matches!(taken, Taken::Again | Taken::Last));
             if taken != Taken::Again {
-                order.remove(id);
+                ranking.remove(id);
             }
         }
         Ok(())
@@ -232,19 +232,19 @@ impl LockedRanking {
     pub fn update(&self, ids: &[ItemId], priorities: &[f64]) {
         let batches = ids.chunks(UPDATED_AT_ONCE);
         for (ids, priorities) in batches.zip(priorities.chunks(UPDATED_AT_ONCE)) {
-            let mut order = self.lock();
+            let mut ranking = self.lock();
             for (&id, &priority) in ids.iter().zip(priorities) {
-                order.update(id, priority);
+                ranking.update(id, priority);
             }
         }
     }
 
     /// Returns a removed item, if it is alive and has samples left: another sample may have taken the last one.
     pub fn put_back(&self, items: &Items, id: ItemId) {
-        let mut order = self.lock();
+        let mut ranking = self.lock();
         // An item that dies after this check is removed after the lock.
         if items.confirm(id) && !items.is_used_up(items.times_sampled(id.slot)) {
-            order.enter(id);
+            ranking.enter(id);
         }
     }
 
@@ -273,7 +273,7 @@ mod tests {
         ) {
             const CAPACITY: u32 = 80;
             let locked = LockedRanking::new(&TableConfig::new("t", vec![], CAPACITY.into()), by);
-            let mut order = locked.lock();
+            let mut ranking = locked.lock();
             // Priority, change and whether it can be sampled, by slot.
             let mut list = vec![None; CAPACITY as usize];
             let mut change = 0i64;
@@ -282,37 +282,37 @@ mod tests {
                 let item = &mut list[slot as usize];
                 match (kind, &mut *item) {
                     (0, _) => {
-                        order.insert(id, priority.into());
+                        ranking.insert(id, priority.into());
                         change += 1;
                         *item = Some((priority, change, true));
                     }
                     (1, Some((old, changed, _))) => {
-                        order.update(id, priority.into());
+                        ranking.update(id, priority.into());
                         if by == RankBy::Highest || by == RankBy::Lowest {
                             change += 1;
                             (*old, *changed) = (priority, change);
                         }
                     }
                     (2, Some((_, _, there))) => {
-                        order.remove(id);
+                        ranking.remove(id);
                         *there = false;
                     }
                     (3, Some((_, _, there))) => {
-                        order.enter(id);
+                        ranking.enter(id);
                         *there = true;
                     }
-                    (4, _) => order.sort_at(4),
+                    (4, _) => ranking.sort_at(4),
                     _ => {}
                 }
                 let later = ItemId { slot, generation: 3 };
-                order.update(later, 9.0);
-                order.remove(later);
-                order.enter(later);
-                for index in 1..order.len {
-                    prop_assert!(order.ranked[(index - 1) / 2] < order.ranked[index], "it is a heap");
+                ranking.update(later, 9.0);
+                ranking.remove(later);
+                ranking.enter(later);
+                for index in 1..ranking.len {
+                    prop_assert!(ranking.ranked[(index - 1) / 2] < ranking.ranked[index], "it is a heap");
                 }
-                for (index, &(_, slot)) in order.ranked.iter().enumerate() {
-                    prop_assert_eq!(order.slots[slot as usize].1 as usize, index);
+                for (index, &(_, slot)) in ranking.ranked.iter().enumerate() {
+                    prop_assert_eq!(ranking.slots[slot as usize].1 as usize, index);
                 }
             }
             let mut expected: Vec<_> = (0..).zip(&list)
@@ -327,9 +327,9 @@ mod tests {
                 .collect();
             expected.sort_unstable();
             let expected: Vec<u32> = expected.into_iter().map(|(.., slot)| slot).collect();
-            prop_assert_eq!(order.at(0).map(|id| id.slot), expected.first().copied());
-            order.sort_at(usize::MAX);
-            let sorted: Vec<_> = (0..).map_while(|index| order.at(index)).map(|id| id.slot).collect();
+            prop_assert_eq!(ranking.at(0).map(|id| id.slot), expected.first().copied());
+            ranking.sort_at(usize::MAX);
+            let sorted: Vec<_> = (0..).map_while(|index| ranking.at(index)).map(|id| id.slot).collect();
             prop_assert_eq!(sorted, expected);
         }
     }

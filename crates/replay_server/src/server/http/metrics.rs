@@ -28,7 +28,7 @@ const MEMORY: &[Metric] = &[
 
 const TABLE: &[Metric] = &[
     (Gauge, "items", "Live items"),
-    (Gauge, "items_with_priority", "Live items with a priority above zero"),
+    (Gauge, "items_with_mass", "Live items with a priority above zero"),
     (Gauge, "steps", "Live steps"),
     (Gauge, "capacity", "Limit of steps"),
     (Gauge, "bytes", "Bytes held"),
@@ -40,7 +40,7 @@ const TABLE: &[Metric] = &[
     (Gauge, "streams", "Streams of all writers"),
     (Gauge, "last_push_s", "Time since the last push"),
     (Gauge, "without_writers_s", "Time without a connected writer; 0 while one is connected"),
-    (Gauge, "total_priority", "Sum of the priorities after the exponent; none for samplers with an order"),
+    (Gauge, "total_mass", "Sum of the priorities after the exponent; none for samplers with an order"),
     (Gauge, "max_priority", "Priority of items inserted without one"),
     (Gauge, "failed", "Whether a call panicked while it changed the table"),
     (Gauge, "samples_per_insert", "Wanted samples for each inserted item; 0 is any number"),

@@ -1,4 +1,4 @@
-//! Puts the checked records of a snapshot into their empty table.
+//! Stores the checked records of a snapshot in their empty table.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::table::prepare::{History, PreparedChunk, PreparedItem};
 use crate::table::stored::{Arrivals, PASSED};
 use crate::table::streams::{FirstChunk, Stream};
 
-/// A table of a snapshot in place.
-pub(crate) struct Placed {
+/// A table with what a snapshot had.
+pub(crate) struct StoredTable {
     pub table: Arc<Table>,
     /// Ids of its items, if the snapshot has them.
     pub ids: Vec<(u64, ItemId)>,
@@ -29,7 +29,7 @@ fn not_empty(table: &Table, arrivals: &Arrivals) -> Error {
 }
 
 impl Staged {
-    /// Whether [`Self::place`] would find the table empty, asked of all tables before the first one is placed.
+    /// Whether [`Self::store`] would find the table empty, asked of all tables before the first one is filled.
     pub fn check_unused(&self) -> Result<()> {
         let arrivals = self.table.lock_inserts()?;
         self.table.check_open()?;
@@ -44,7 +44,7 @@ impl Staged {
     ///
     /// # Errors
     /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
-    pub fn place(self) -> Result<Placed> {
+    pub fn store(self) -> Result<StoredTable> {
         let Staged { table, saved, writers, chunks, first, items: records, left_out, state, .. } = self;
         let state = state.unwrap_or_default();
         let priorities = records.iter().map(|item| item.priority).collect();
@@ -68,7 +68,7 @@ impl Staged {
             for chunk in &mut push.chunks {
                 chunk.continues = chunk.continues.and_then(arrival);
             }
-            table.place_chunks(&mut arrivals, &mut push).expect("an unused table has a slot for each step, and more");
+            table.store_chunks(&mut arrivals, &mut push).expect("an unused table has a slot for each step, and more");
             for PreparedChunk { stream, span, handle, .. } in push.chunks {
                 if let Some(stream) = open[writer].get_mut(stream as usize) {
                     stream.push_restored(span.arrival, span.first_step, span.rows);
@@ -89,7 +89,7 @@ impl Staged {
         let items: Vec<_> = records.iter().zip(units).map(item).collect();
         let mut ids = Vec::with_capacity(if state.served.is_some() { records.len() } else { 0 });
         let history = |index: usize| History { born: records[index].born, times_sampled: records[index].times_sampled };
-        table.place_items(&mut arrivals, &items, &[], history, |index, id| {
+        table.store_items(&mut arrivals, &items, &[], history, |index, id| {
             if state.served.is_some() {
                 ids.push((records[index].id, id));
             }
@@ -102,11 +102,11 @@ impl Staged {
         table.go_on_from(&state, &saved);
         drop(arrivals);
         table.held.wake();
-        Ok(Placed { table, ids, left_out })
+        Ok(StoredTable { table, ids, left_out })
     }
 }
 
-impl Placed {
+impl StoredTable {
     /// Lets the items keep their ids, as far as the memory's limit allows.
     pub fn keep_ids(self, memory: &Memory) {
         if self.ids.is_empty() {

@@ -1,4 +1,4 @@
-//! A session with a server's extension. It has a connection of its own, and ends with it.
+//! Client of a server's extension, with a connection of its own.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -14,17 +14,17 @@ use replay_link::error::{Error, Result};
 use replay_link::stack::Address;
 use replay_wire::{Extension, ReplyBody, RequestBody};
 
-/// A session. Dropping ends it.
-pub struct ExtensionSession {
+/// A client. Dropping closes its connection.
+pub struct ExtensionClient {
     connection: Connection,
     extension: &'static str,
     server: Address,
 }
 
-impl ExtensionSession {
+impl ExtensionClient {
     /// Connects, at most until `until`.
     pub fn open(dialer: &Dialer, extension: &'static str, until: Instant, wait: &Wait<'_>) -> Result<Self> {
-        Ok(ExtensionSession {
+        Ok(ExtensionClient {
             connection: first_connection(dialer, &dialer.options, Some(until), wait)?,
             extension,
             server: dialer.address.clone(),
@@ -58,7 +58,7 @@ impl ExtensionSession {
         }
     }
 
-    /// Checks that the session is still open.
+    /// Checks that the connection is still open.
     ///
     /// # Errors
     /// The reason of its end.
@@ -66,7 +66,7 @@ impl ExtensionSession {
         self.connection.check()
     }
 
-    /// Waits for the end of the session, and returns its reason.
+    /// Waits for the end of the connection, and returns its reason.
     pub fn ended(&mut self, wait: &Wait<'_>) -> String {
         let late = || Error::Interrupted;
         let end = self.connection.run(wait, None, late, |link| link.reply());
@@ -78,7 +78,7 @@ impl ExtensionSession {
         }
     }
 
-    /// Ends the session, and waits until the server has closed the connection.
+    /// Closes the connection, and waits until the server has closed the connection.
     ///
     /// # Errors
     /// [`Error::Deadline`] at `until`, [`Error::Interrupted`]: the server still closes the connection.
