@@ -144,9 +144,9 @@ impl Ledger {
         self.0.borrow_mut().evicts = true;
     }
 
-    /// Writers of this world push whole episodes.
-    pub fn expect_episodes(&self) {
-        self.0.borrow_mut().whole = true;
+    /// Whether writers push whole episodes from now on.
+    pub fn expect_episodes(&self, whole: bool) {
+        self.0.borrow_mut().whole = whole;
     }
 
     /// Number of a new writer.
